@@ -1,0 +1,341 @@
+//! The list of what one writer has retired.
+//!
+//! One producer (the writer, exclusive by `&mut`) and any number of consumers (under a mutex). The
+//! producer stores a word and publishes the new count: no read-modify-write, no lock, so that retiring
+//! costs next to nothing. The list belongs to the domain, so that any thread can drain it, an idle
+//! writer's half-filled segment included.
+//!
+//! ```text
+//! freed <= taken <= graced <= produced        (all counts of objects since the queue was made)
+//! ```
+
+use std::fmt;
+use std::ptr::{self, NonNull};
+
+use super::signal::{Blockers, SignalSlot};
+use crate::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::{Arc, Mutex};
+
+/// Objects per segment, and per deferred closure.
+pub(crate) const SEGMENT: usize = if cfg!(loom) { 2 } else { 128 };
+
+/// What the owner of a queue does with words whose grace period is over.
+pub(crate) trait Dispose: Send + Sync + 'static {
+    /// Frees the objects behind `words` and returns their size in bytes.
+    ///
+    /// # Safety
+    ///
+    /// Each word was passed to [`Producer::push`] of a queue with this disposer, nobody can reach the
+    /// object any more (R2), and no other call gets the same word.
+    unsafe fn dispose(&self, words: &[*mut ()]) -> usize;
+}
+
+/// A queue as the domain sees it.
+pub(crate) trait Drain: Send + Sync {
+    /// Objects retired so far.
+    fn produced(&self) -> u64;
+    /// Objects freed so far.
+    fn freed(&self) -> u64;
+    /// Bytes retired and not yet freed.
+    fn pending_bytes(&self) -> usize;
+    /// The count to defer a closure for, when a batch is full and nobody has done it yet.
+    fn seal(&self) -> Option<u64>;
+    /// The first `count` objects are out of every epoch reader's reach.
+    fn grace(&self, count: u64);
+    /// Frees what may be freed; returns objects, bytes, and whether handlers hold some back.
+    fn drain(&self, handlers: &[Arc<SignalSlot>]) -> Drained;
+}
+
+/// The outcome of [`Drain::drain`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Drained {
+    pub(crate) objects: usize,
+    pub(crate) bytes: usize,
+    pub(crate) held_back: bool,
+}
+
+struct Segment {
+    /// Written by the producer before it publishes the count, read by consumers after they have seen
+    /// it: relaxed, ordered by [`Queue::produced`].
+    slots: [AtomicPtr<()>; SEGMENT],
+    /// Set once by the producer; ordered by [`Queue::produced`] as well (the count that needs the next
+    /// segment is published later).
+    next: AtomicPtr<Segment>,
+}
+
+impl Segment {
+    fn try_new() -> Option<NonNull<Segment>> {
+        let segment = crate::alloc::try_box(|| Segment {
+            slots: std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())),
+            next: AtomicPtr::new(ptr::null_mut()),
+        })?;
+        Some(NonNull::from(Box::leak(segment)))
+    }
+}
+
+/// The shared half.
+pub(crate) struct Queue<D> {
+    disposer: D,
+    /// The domain's "there is something to drain".
+    work: Arc<AtomicBool>,
+    /// Store-release by the producer after the slot, load-acquire by consumers before they read slots.
+    /// Model: `loom_reclaim`.
+    produced: AtomicU64,
+    /// Up to where a closure has been deferred: relaxed, it only picks who does it.
+    sealed: AtomicU64,
+    /// `fetch_max`-release by the closure that ran after the grace period, load-acquire by consumers:
+    /// the readers' last accesses come before the free. Model: `loom_reclaim`.
+    graced: AtomicU64,
+    /// Statistics, and the target of `synchronize`: release after the free, acquire by who waits.
+    freed: AtomicU64,
+    /// Statistics: relaxed, one writer (the producer).
+    produced_bytes: AtomicUsize,
+    /// Statistics: relaxed.
+    freed_bytes: AtomicUsize,
+    consumer: Mutex<Consumer>,
+}
+
+struct Consumer {
+    head: NonNull<Segment>,
+    taken: u64,
+    /// Up to where handlers have been looked at, and those that were active then.
+    cleared: u64,
+    candidate: u64,
+    blockers: Blockers,
+}
+
+// SAFETY: R3. The segments behind `head` are owned by the queue; the producer touches only the last one,
+// through atomics, and consumers take turns under the mutex.
+unsafe impl Send for Consumer {}
+
+/// The writer's half. Moving it is moving the right to retire.
+pub(crate) struct Producer {
+    tail: NonNull<Segment>,
+    produced: u64,
+    /// The count at the last full batch, and the bytes since.
+    batch_start: u64,
+    batch_bytes: usize,
+    /// Room that `reserve` made beyond the current segment.
+    spare: Vec<NonNull<Segment>>,
+}
+
+// SAFETY: R3. `tail` and `spare` are reached through this value alone (the tail by consumers as well,
+// through atomics), so that they may move to another thread with it.
+unsafe impl Send for Producer {}
+// SAFETY: R3. `&Producer` gives access to `produced` alone.
+unsafe impl Sync for Producer {}
+
+impl<D: Dispose> Queue<D> {
+    /// A queue and its producer; `None` when memory runs out.
+    pub(crate) fn try_new(disposer: D, work: Arc<AtomicBool>) -> Option<(Arc<Self>, Producer)> {
+        let head = Segment::try_new()?;
+        let consumer = Consumer {
+            head,
+            taken: 0,
+            cleared: 0,
+            candidate: 0,
+            blockers: Blockers::default(),
+        };
+        let queue = Queue {
+            disposer,
+            work,
+            produced: AtomicU64::new(0),
+            sealed: AtomicU64::new(0),
+            graced: AtomicU64::new(0),
+            freed: AtomicU64::new(0),
+            produced_bytes: AtomicUsize::new(0),
+            freed_bytes: AtomicUsize::new(0),
+            consumer: Mutex::new(consumer),
+        };
+        let producer = Producer {
+            tail: head,
+            produced: 0,
+            batch_start: 0,
+            batch_bytes: 0,
+            spare: Vec::new(),
+        };
+        Some((Arc::new(queue), producer))
+    }
+
+    pub(crate) fn disposer(&self) -> &D {
+        &self.disposer
+    }
+
+    /// Takes up to a segment of words whose time has come; how many there are.
+    fn take(&self, words: &mut [*mut (); SEGMENT], handlers: &[Arc<SignalSlot>]) -> (usize, bool) {
+        let mut consumer = self.consumer.lock();
+        let graced = self.graced.load(Ordering::Acquire);
+        if consumer.cleared == consumer.candidate && consumer.cleared < graced {
+            consumer.candidate = graced;
+            consumer.blockers = Blockers::note(handlers);
+        }
+        if consumer.cleared < consumer.candidate {
+            if !consumer.blockers.refresh() {
+                return (0, true);
+            }
+            consumer.cleared = consumer.candidate;
+        }
+        let count = (consumer.cleared - consumer.taken).min(SEGMENT as u64) as usize;
+        // The words were stored before `produced` was, and `graced` never passes `produced`.
+        for word in &mut words[..count] {
+            *word = consumer.pop();
+        }
+        (count, false)
+    }
+}
+
+impl Consumer {
+    /// The next word; there must be one.
+    fn pop(&mut self) -> *mut () {
+        let index = (self.taken % SEGMENT as u64) as usize;
+        if index == 0 && self.taken > 0 {
+            // SAFETY: R3. `head` is a live segment until this function frees it.
+            let next = unsafe { self.head.as_ref() }.next.load(Ordering::Relaxed);
+            // SAFETY: R3. The producer left this segment before it published the count that brought us
+            // here, and consumers take turns.
+            drop(unsafe { Box::from_raw(self.head.as_ptr()) });
+            self.head = NonNull::new(next).expect("a published word has a segment");
+        }
+        self.taken += 1;
+        // SAFETY: R3. `head` is live, as above.
+        unsafe { self.head.as_ref() }.slots[index].load(Ordering::Relaxed)
+    }
+}
+
+impl Producer {
+    /// Makes sure that `count` pushes can't fail.
+    pub(crate) fn reserve(&mut self, count: usize) -> Result<(), ()> {
+        let used = (self.produced % SEGMENT as u64) as usize;
+        let free = if self.produced > 0 && used == 0 { 0 } else { SEGMENT - used };
+        while free + self.spare.len() * SEGMENT < count {
+            self.spare.try_reserve(1).map_err(|_| ())?;
+            self.spare.push(Segment::try_new().ok_or(())?);
+        }
+        Ok(())
+    }
+
+    /// Appends a word; `reserve` must have made room.
+    pub(crate) fn push(&mut self, word: *mut ()) {
+        let index = (self.produced % SEGMENT as u64) as usize;
+        if index == 0 && self.produced > 0 {
+            let next = self.spare.pop().expect("room was reserved");
+            // SAFETY: R3. The tail is live: consumers don't pass the published count.
+            unsafe { self.tail.as_ref() }
+                .next
+                .store(next.as_ptr(), Ordering::Relaxed);
+            self.tail = next;
+        }
+        // SAFETY: R3. As above; after a switch the tail is the new segment, owned by this queue.
+        unsafe { self.tail.as_ref() }.slots[index].store(word, Ordering::Relaxed);
+        self.produced += 1;
+    }
+
+    /// Lets consumers see the words pushed so far, which take up `bytes` more than before. The size of
+    /// the batch when one has become full and waits for [`Drain::seal`].
+    pub(crate) fn publish<D>(&mut self, queue: &Queue<D>, bytes: usize) -> Option<usize> {
+        let total = queue.produced_bytes.load(Ordering::Relaxed);
+        queue.produced_bytes.store(total + bytes, Ordering::Relaxed);
+        queue.produced.store(self.produced, Ordering::Release);
+        self.batch_bytes += bytes;
+        if self.produced - self.batch_start < SEGMENT as u64 {
+            return None;
+        }
+        self.batch_start = self.produced;
+        queue.work.store(true, Ordering::Release);
+        Some(std::mem::take(&mut self.batch_bytes))
+    }
+}
+
+impl Drop for Producer {
+    fn drop(&mut self) {
+        for segment in self.spare.drain(..) {
+            // SAFETY: R3. A spare segment has been shown to nobody.
+            drop(unsafe { Box::from_raw(segment.as_ptr()) });
+        }
+    }
+}
+
+impl<D: Dispose> Drain for Queue<D> {
+    fn produced(&self) -> u64 {
+        self.produced.load(Ordering::Acquire)
+    }
+
+    fn freed(&self) -> u64 {
+        self.freed.load(Ordering::Acquire)
+    }
+
+    fn pending_bytes(&self) -> usize {
+        let freed = self.freed_bytes.load(Ordering::Relaxed);
+        self.produced_bytes
+            .load(Ordering::Relaxed)
+            .saturating_sub(freed)
+    }
+
+    fn seal(&self) -> Option<u64> {
+        let produced = self.produced();
+        let sealed = self.sealed.load(Ordering::Relaxed);
+        let due = produced - sealed >= SEGMENT as u64;
+        let won = due
+            && self
+                .sealed
+                .compare_exchange(sealed, produced, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok();
+        won.then_some(produced)
+    }
+
+    fn grace(&self, count: u64) {
+        self.graced.fetch_max(count, Ordering::Release);
+        self.work.store(true, Ordering::Release);
+    }
+
+    fn drain(&self, handlers: &[Arc<SignalSlot>]) -> Drained {
+        let mut sum = Drained::default();
+        let mut words = [ptr::null_mut(); SEGMENT];
+        loop {
+            let (count, held_back) = self.take(&mut words, handlers);
+            if count == 0 {
+                sum.held_back = held_back;
+                return sum;
+            }
+            // SAFETY: R2. `take` handed these words to this call alone, after their grace period and
+            // after the handlers of that time.
+            let bytes = unsafe { self.disposer.dispose(&words[..count]) };
+            self.freed_bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.freed.fetch_add(count as u64, Ordering::Release);
+            sum.objects += count;
+            sum.bytes += bytes;
+        }
+    }
+}
+
+impl<D> Drop for Queue<D> {
+    fn drop(&mut self) {
+        // Words that are left are freed by the domain before it lets go of its queues; here only the
+        // segments remain.
+        let consumer = &mut *self.consumer.lock();
+        let mut segment = consumer.head.as_ptr();
+        while !segment.is_null() {
+            // SAFETY: R3. Producer and consumers are gone; the chain is ours.
+            let boxed = unsafe { Box::from_raw(segment) };
+            segment = boxed.next.load(Ordering::Relaxed);
+        }
+    }
+}
+
+impl<D> fmt::Debug for Queue<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Queue")
+            .field("produced", &self.produced)
+            .field("graced", &self.graced)
+            .field("freed", &self.freed)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Producer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Producer")
+            .field("produced", &self.produced)
+            .finish_non_exhaustive()
+    }
+}

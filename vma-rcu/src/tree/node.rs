@@ -1,0 +1,226 @@
+//! Node layout.
+//!
+//! A node is 384 bytes, six cache lines, in this order of use by a search:
+//!
+//! ```text
+//! leaf    ends 16 x u64 (two lines)   | starts 15 x u64, guard bits  | records 15 x pointer, spare
+//! inner   pivots 16 x u64 (two lines) | children 15 x pointer, birth | gaps 15 x u64, spare
+//! ```
+//!
+//! The last lane of `ends` and `pivots` is always [`PAD`], and so are unused ones: a search over all 16
+//! lanes needs no length. The pivot of a child is the end of its last entry, exactly (T3); the last
+//! child has none.
+//!
+//! Everything in a leaf, and the pivots and the birth of an inner node, are written before the node is
+//! published and never again. `children` of a live inner node change by single stores (T6). `gaps` are
+//! the writer's own; readers don't touch their lines.
+
+use std::ptr::{self, NonNull};
+
+use super::Record;
+use crate::sync::Track;
+use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+/// Keys per search.
+pub(super) const LANES: usize = if cfg!(any(test, loom, small_nodes)) { 4 } else { 16 };
+/// Entries of a leaf, at most.
+pub(super) const LEAF_CAP: usize = LANES - 1;
+/// Children of an inner node, at most.
+pub(super) const FANOUT: usize = LANES - 1;
+/// Entries of a leaf that isn't the root, at least.
+pub(super) const LEAF_MIN: usize = if LANES == 4 { 1 } else { 5 };
+/// Children of an inner node, at least.
+pub(super) const INNER_MIN: usize = if LANES == 4 { 2 } else { 5 };
+/// Above every end: unused lanes, and the bound of the last child.
+pub(super) const PAD: u64 = u64::MAX;
+/// Levels of inner nodes: with at least [`INNER_MIN`] children each, memory ends first.
+pub(super) const MAX_HEIGHT: usize = 24;
+
+/// A node of either kind; the height says which.
+pub(super) type NodePtr = *mut ();
+
+#[repr(C, align(64))]
+pub(super) struct Leaf<T> {
+    pub(super) ends: [u64; LANES],
+    pub(super) starts: [u64; LEAF_CAP],
+    /// Bit i: record i keeps a start gap.
+    pub(super) guarded: u64,
+    pub(super) records: [*mut T; LEAF_CAP],
+    pub(super) track: Track,
+}
+
+#[repr(C, align(64))]
+pub(super) struct Inner {
+    pub(super) pivots: [u64; LANES],
+    /// Store-release by the writer (`Prepared::commit`), load-acquire by readers: what the child holds was written
+    /// before. Model: `loom_tree`, which fails when the store is weakened.
+    pub(super) children: [AtomicPtr<()>; FANOUT],
+    /// The transaction that made this node (T6).
+    pub(super) birth: u64,
+    /// Largest usable gap below each child (T5). Relaxed: whoever reads or writes it holds the writer.
+    pub(super) gaps: [AtomicU64; FANOUT],
+    pub(super) track: Track,
+}
+
+#[cfg(not(any(test, loom, small_nodes)))]
+const _: () = assert!(size_of::<Leaf<u64>>() == 384 && size_of::<Inner>() == 384);
+
+/// Memory for a node of either kind.
+#[repr(C)]
+pub(super) union NodeMemory<T> {
+    leaf: std::mem::ManuallyDrop<Leaf<T>>,
+    inner: std::mem::ManuallyDrop<Inner>,
+}
+
+/// Memory for a record, aligned so that its address has a bit to spare.
+#[repr(C, align(8))]
+pub(super) struct Slot<T>(pub(super) T);
+
+impl<T> Leaf<T> {
+    /// A leaf without entries.
+    pub(super) fn empty() -> Self {
+        Leaf {
+            ends: [PAD; LANES],
+            starts: [PAD; LEAF_CAP],
+            guarded: 0,
+            records: [ptr::null_mut(); LEAF_CAP],
+            track: Track::new(),
+        }
+    }
+
+    /// Number of entries.
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.ends.iter().filter(|end| **end != PAD).count()
+    }
+}
+
+impl<T: Record> Leaf<T> {
+    /// Bytes kept free below entry `i`.
+    #[inline]
+    pub(super) fn start_gap(&self, i: usize) -> u64 {
+        if self.guarded >> i & 1 == 0 {
+            return 0;
+        }
+        // SAFETY: T7. The record lives as long as a leaf that holds it can be reached.
+        unsafe { &*self.records[i] }.start_gap()
+    }
+
+    /// Where the free space below entry `i` ends.
+    #[inline]
+    pub(super) fn gap_end(&self, i: usize) -> u64 {
+        self.starts[i].saturating_sub(self.start_gap(i))
+    }
+
+    /// Largest usable gap below an entry; `lo` is the end of the entry before the first one.
+    pub(super) fn max_gap(&self, lo: u64) -> u64 {
+        let mut previous = lo;
+        let mut max = 0;
+        for i in 0..LEAF_CAP {
+            if self.ends[i] == PAD {
+                break;
+            }
+            max = max.max(self.gap_end(i).saturating_sub(previous));
+            previous = self.ends[i];
+        }
+        max
+    }
+}
+
+impl Inner {
+    /// A node without children.
+    pub(super) fn empty(birth: u64) -> Self {
+        Inner {
+            pivots: [PAD; LANES],
+            children: std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())),
+            birth,
+            gaps: std::array::from_fn(|_| AtomicU64::new(0)),
+            track: Track::new(),
+        }
+    }
+
+    /// Number of children.
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.pivots.iter().filter(|pivot| **pivot != PAD).count() + 1
+    }
+
+    /// Child `i` as the writer sees it.
+    #[inline]
+    pub(super) fn child(&self, i: usize) -> NodePtr {
+        self.children[i].load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(super) fn gap(&self, i: usize) -> u64 {
+        self.gaps[i].load(Ordering::Relaxed)
+    }
+
+    /// Largest usable gap below this node, if that of child `i` were `gap`.
+    #[inline]
+    pub(super) fn max_gap_with(&self, i: usize, gap: u64) -> u64 {
+        let mut max = gap;
+        for (j, other) in self.gaps.iter().enumerate() {
+            let other = other.load(Ordering::Relaxed);
+            max = max.max(if j == i { 0 } else { other });
+        }
+        max
+    }
+}
+
+/// The root pointer with the tree's height in its low bits. Null: an empty tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Root(pub(super) NodePtr);
+
+impl Root {
+    const MASK: usize = 63;
+    pub(super) const EMPTY: Root = Root(ptr::null_mut());
+
+    pub(super) fn new(node: NonNull<()>, height: usize) -> Self {
+        debug_assert!(height <= MAX_HEIGHT);
+        Root(node.as_ptr().map_addr(|address| address | height))
+    }
+
+    /// Levels of inner nodes above the leaves.
+    #[inline]
+    pub(super) fn height(self) -> usize {
+        self.0.addr() & Self::MASK
+    }
+
+    #[inline]
+    pub(super) fn node(self) -> NodePtr {
+        self.0.map_addr(|address| address & !Self::MASK)
+    }
+
+    #[inline]
+    pub(super) fn is_empty(self) -> bool {
+        self.0.is_null()
+    }
+}
+
+/// The inner node behind a pointer.
+///
+/// # Safety
+///
+/// T7: `node` is an inner node that can't be freed during `'a`: it is reachable and the caller holds a
+/// guard or the writer, or it is the caller's own.
+#[inline(always)]
+pub(super) unsafe fn inner<'a>(node: NodePtr) -> &'a Inner {
+    // SAFETY: by the caller's promise.
+    let inner = unsafe { &*node.cast::<Inner>() };
+    inner.track.read();
+    inner
+}
+
+/// The leaf behind a pointer.
+///
+/// # Safety
+///
+/// As for [`inner`], and it is a leaf.
+#[inline(always)]
+pub(super) unsafe fn leaf<'a, T>(node: NodePtr) -> &'a Leaf<T> {
+    // SAFETY: by the caller's promise.
+    let leaf = unsafe { &*node.cast::<Leaf<T>>() };
+    leaf.track.read();
+    leaf
+}
