@@ -11,6 +11,14 @@ pub(crate) fn try_memory<T>() -> Option<NonNull<T>> {
     NonNull::new(memory.cast())
 }
 
+/// As [`try_memory`], with every byte zero.
+pub(crate) fn try_zeroed<T>() -> Option<NonNull<T>> {
+    let memory = try_memory::<T>()?;
+    // SAFETY: fresh memory of this size.
+    unsafe { memory.write_bytes(0, 1) };
+    Some(memory)
+}
+
 /// Gives back what [`try_memory`] gave.
 ///
 /// # Safety

@@ -26,6 +26,9 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(test)]
+extern crate self as vma_rcu;
+
 mod alloc;
 pub mod reclaim;
 mod sync;

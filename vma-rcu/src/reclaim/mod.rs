@@ -378,6 +378,13 @@ impl Domain {
         self.inner.queues.lock().push(queue);
     }
 
+    /// As [`adopt`](Self::adopt), for a queue that gets no more objects.
+    pub(crate) fn adopt_sealed(&self, queue: Arc<dyn Drain>) {
+        let count = queue.produced();
+        self.adopt(Arc::clone(&queue));
+        self.defer_grace(queue, count);
+    }
+
     /// `bytes` more are retired: a batch is full, and the next [`collect`](Self::collect) sees to it.
     pub(crate) fn add_pending(&self, bytes: usize) {
         self.inner.pending_bytes.fetch_add(bytes, Ordering::Relaxed);

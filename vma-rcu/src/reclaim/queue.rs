@@ -206,7 +206,11 @@ impl Producer {
     /// Makes sure that `count` pushes can't fail.
     pub(crate) fn reserve(&mut self, count: usize) -> Result<(), ()> {
         let used = (self.produced % SEGMENT as u64) as usize;
-        let free = if self.produced > 0 && used == 0 { 0 } else { SEGMENT - used };
+        let free = if self.produced > 0 && used == 0 {
+            0
+        } else {
+            SEGMENT - used
+        };
         while free + self.spare.len() * SEGMENT < count {
             self.spare.try_reserve(1).map_err(|_| ())?;
             self.spare.push(Segment::try_new().ok_or(())?);

@@ -22,7 +22,11 @@ use crate::sync::Track;
 use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 /// Keys per search.
-pub(super) const LANES: usize = if cfg!(any(test, loom, small_nodes)) { 4 } else { 16 };
+pub(super) const LANES: usize = if cfg!(any(test, loom, small_nodes)) {
+    4
+} else {
+    16
+};
 /// Entries of a leaf, at most.
 pub(super) const LEAF_CAP: usize = LANES - 1;
 /// Children of an inner node, at most.

@@ -1,0 +1,282 @@
+//! Where nodes and records come from and go back to.
+//!
+//! The writer's own free lists serve a transaction without a lock. What was retired comes back, after
+//! its grace period, from whichever thread freed it, through the shared [`Recycler`]; the writer takes a
+//! whole list of it when its own is empty.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::ptr::NonNull;
+
+use super::node::{Inner, Leaf, NodeMemory, NodePtr, Slot};
+use crate::alloc::{free_memory, try_memory, try_zeroed};
+use crate::reclaim::Dispose;
+use crate::sync::{Arc, Mutex};
+
+/// Free objects that a list keeps, at most; the rest goes back to the allocator.
+const KEEP: usize = 1024;
+
+/// Marks a retired word as a record.
+const RECORD_BIT: usize = 1;
+/// Marks a retired word as an inner node (leaves have no mark).
+const INNER_BIT: usize = 2;
+
+struct Lists<T> {
+    nodes: Vec<NonNull<NodeMemory<T>>>,
+    records: Vec<NonNull<Slot<T>>>,
+}
+
+// SAFETY: the lists hold memory without content, which any thread may use or free.
+unsafe impl<T> Send for Lists<T> {}
+// SAFETY: a shared reference gives no access to the memory.
+unsafe impl<T> Sync for Lists<T> {}
+
+impl<T> Lists<T> {
+    const fn new() -> Self {
+        Lists {
+            nodes: Vec::new(),
+            records: Vec::new(),
+        }
+    }
+
+    fn keep_node(&mut self, memory: NonNull<NodeMemory<T>>) {
+        if self.nodes.len() < KEEP && self.nodes.try_reserve(1).is_ok() {
+            self.nodes.push(memory);
+        } else {
+            // SAFETY: it came from `try_memory`, and nothing uses it any more.
+            unsafe { free_memory(memory) };
+        }
+    }
+
+    fn keep_record(&mut self, memory: NonNull<Slot<T>>) {
+        if self.records.len() < KEEP && self.records.try_reserve(1).is_ok() {
+            self.records.push(memory);
+        } else {
+            // SAFETY: it came from `try_memory`, and nothing uses it any more.
+            unsafe { free_memory(memory) };
+        }
+    }
+}
+
+impl<T> Drop for Lists<T> {
+    fn drop(&mut self) {
+        for node in self.nodes.drain(..) {
+            // SAFETY: it came from `try_memory`, and nothing uses it any more.
+            unsafe { free_memory(node) };
+        }
+        for record in self.records.drain(..) {
+            // SAFETY: as above.
+            unsafe { free_memory(record) };
+        }
+    }
+}
+
+/// Takes retired words apart: the [`Dispose`] of a tree's queue.
+pub(super) struct Recycler<T> {
+    lists: Mutex<Lists<T>>,
+}
+
+impl<T> Recycler<T> {
+    pub(super) fn new() -> Self {
+        Recycler {
+            lists: Mutex::new(Lists::new()),
+        }
+    }
+
+    fn take(&self) -> Lists<T> {
+        std::mem::replace(&mut *self.lists.lock(), Lists::new())
+    }
+}
+
+/// The word under which a node is retired.
+pub(super) fn node_word(node: NodePtr, height: usize) -> *mut () {
+    let bit = if height == 0 { 0 } else { INNER_BIT };
+    node.map_addr(|address| address | bit)
+}
+
+/// The word under which a record is retired.
+pub(super) fn record_word<T>(record: *mut T) -> *mut () {
+    record.cast::<()>().map_addr(|address| address | RECORD_BIT)
+}
+
+/// The size of what a retired word stands for, in bytes.
+pub(super) fn word_bytes<T>(word: *mut ()) -> usize {
+    if word.addr() & RECORD_BIT == 1 {
+        record_bytes::<T>()
+    } else {
+        node_bytes::<T>()
+    }
+}
+
+/// Sizes in bytes, for the statistics.
+pub(super) const fn node_bytes<T>() -> usize {
+    size_of::<NodeMemory<T>>()
+}
+
+/// As [`node_bytes`].
+pub(super) const fn record_bytes<T>() -> usize {
+    size_of::<Slot<T>>()
+}
+
+impl<T: Send + Sync + 'static> Dispose for Recycler<T> {
+    unsafe fn dispose(&self, words: &[*mut ()]) -> usize {
+        let mut bytes = 0;
+        let mut panic = None;
+        // Destructors first and under no lock; one that panics costs nobody else's memory.
+        for word in words.iter().filter(|word| word.addr() & RECORD_BIT == 1) {
+            let record = word.map_addr(|address| address & !RECORD_BIT).cast::<T>();
+            // SAFETY: R2: a record that was retired once and that nobody can reach.
+            let result = catch_unwind(AssertUnwindSafe(|| unsafe { record.drop_in_place() }));
+            panic = panic.or(result.err());
+        }
+        let mut lists = self.lists.lock();
+        for word in words {
+            let memory = word.map_addr(|address| address & !(RECORD_BIT | INNER_BIT));
+            let Some(memory) = NonNull::new(memory) else {
+                continue;
+            };
+            if word.addr() & RECORD_BIT == 1 {
+                lists.keep_record(memory.cast());
+                bytes += record_bytes::<T>();
+            } else {
+                // SAFETY: R2: a node that nobody can reach.
+                unsafe { retract::<T>(memory, word.addr() & INNER_BIT != 0) };
+                lists.keep_node(memory.cast());
+                bytes += node_bytes::<T>();
+            }
+        }
+        drop(lists);
+        if let Some(panic) = panic {
+            resume_unwind(panic);
+        }
+        bytes
+    }
+}
+
+/// Tells loom that a node's memory is written from here on.
+///
+/// # Safety
+///
+/// The node is of the kind that is said, and nobody else can reach it.
+unsafe fn retract<T>(node: NonNull<()>, inner: bool) {
+    if inner {
+        // SAFETY: by the caller's promise.
+        unsafe { node.cast::<Inner>().as_ref() }.track.write();
+    } else {
+        // SAFETY: by the caller's promise.
+        unsafe { node.cast::<Leaf<T>>().as_ref() }.track.write();
+    }
+}
+
+/// The writer's own lists.
+pub(super) struct Pool<T> {
+    lists: Lists<T>,
+    recycler: Arc<crate::reclaim::Queue<Recycler<T>>>,
+    #[cfg(any(test, feature = "fault-injection"))]
+    pub(super) fail_after: Option<usize>,
+}
+
+impl<T: Send + Sync + 'static> Pool<T> {
+    pub(super) fn new(recycler: Arc<crate::reclaim::Queue<Recycler<T>>>) -> Self {
+        Pool {
+            lists: Lists::new(),
+            recycler,
+            #[cfg(any(test, feature = "fault-injection"))]
+            fail_after: None,
+        }
+    }
+
+    pub(super) fn queue(&self) -> &Arc<crate::reclaim::Queue<Recycler<T>>> {
+        &self.recycler
+    }
+
+    fn refused(&mut self) -> bool {
+        #[cfg(any(test, feature = "fault-injection"))]
+        if let Some(left) = &mut self.fail_after {
+            if *left == 0 {
+                return true;
+            }
+            *left -= 1;
+        }
+        false
+    }
+
+    #[cold]
+    fn refill(&mut self) {
+        let mut lists = self.recycler.disposer().take();
+        // What is left of the kind that wasn't asked for stays with us.
+        while let Some(node) = self.lists.nodes.pop() {
+            lists.keep_node(node);
+        }
+        while let Some(record) = self.lists.records.pop() {
+            lists.keep_record(record);
+        }
+        self.lists = lists;
+    }
+
+    fn node_memory(&mut self) -> Option<NonNull<NodeMemory<T>>> {
+        if self.refused() {
+            return None;
+        }
+        if self.lists.nodes.is_empty() {
+            self.refill();
+        }
+        self.lists.nodes.pop().or_else(try_zeroed)
+    }
+
+    /// A leaf to be filled in, with any content; `None` when memory runs out.
+    #[inline]
+    pub(super) fn leaf(&mut self) -> Option<&'static mut Leaf<T>> {
+        let mut memory = self.node_memory()?.cast::<Leaf<T>>();
+        if cfg!(loom) {
+            // SAFETY: memory for either kind of node, ours alone.
+            unsafe { memory.write(Leaf::empty()) };
+        }
+        // SAFETY: memory for either kind of node, ours alone until it is published; it was zeroed when
+        // it was allocated, and words and raw pointers may have any value.
+        let leaf = unsafe { memory.as_mut() };
+        leaf.track.write();
+        Some(leaf)
+    }
+
+    /// An inner node to be filled in, with any content; `None` when memory runs out.
+    #[inline]
+    pub(super) fn inner(&mut self) -> Option<&'static mut Inner> {
+        let mut memory = self.node_memory()?.cast::<Inner>();
+        if cfg!(loom) {
+            // SAFETY: memory for either kind of node, ours alone.
+            unsafe { memory.write(Inner::empty(0)) };
+        }
+        // SAFETY: as for `leaf`; atomics of words and pointers may have any value, too.
+        let inner = unsafe { memory.as_mut() };
+        inner.track.write();
+        Some(inner)
+    }
+
+    /// A record for `value`; gives it back when memory runs out.
+    #[inline]
+    pub(super) fn record(&mut self, value: T) -> Result<NonNull<T>, T> {
+        if self.refused() {
+            return Err(value);
+        }
+        if self.lists.records.is_empty() {
+            self.refill();
+        }
+        let Some(memory) = self.lists.records.pop().or_else(try_memory::<Slot<T>>) else {
+            return Err(value);
+        };
+        let memory = memory.cast::<T>();
+        // SAFETY: memory for a record, ours alone; the value is the slot's first and only field.
+        unsafe { memory.write(value) };
+        Ok(memory)
+    }
+
+    /// Takes back a node that was never published.
+    pub(super) fn give_node(&mut self, node: NonNull<()>) {
+        self.lists.keep_node(node.cast());
+    }
+
+    /// Takes back the memory of a record that was never published and is dropped already.
+    pub(super) fn give_record(&mut self, record: NonNull<T>) {
+        self.lists.keep_record(record.cast());
+    }
+}

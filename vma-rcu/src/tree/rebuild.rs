@@ -1,0 +1,673 @@
+//! From edits to new nodes: the part of a transaction that can fail.
+//!
+//! The edits go down the tree together. On the way up each node says what became of it:
+//!
+//! * nothing changed;
+//! * it was replaced by zero or more new nodes ([`Effect::Replaced`]);
+//! * a child was replaced by one node that ends where the old one did, and the node may be changed in
+//!   place: then the child's slot is where the transaction will be published
+//!   ([`Effect::Published`]), and nothing above is copied.
+//!
+//! The slot that is found is the lowest common ancestor of everything that changes. "May be changed in
+//! place" is T6: no node that was taken out of the tree leads to it, else a reader on such a node would
+//! meet later transactions but not earlier ones. A node is exclusive when, from the root down to it, no
+//! node is older than its parent, and the root isn't older than the last snapshot.
+
+use super::node::{
+    FANOUT, INNER_MIN, Inner, LANES, LEAF_CAP, LEAF_MIN, Leaf, MAX_HEIGHT, NodePtr, PAD, Root,
+    inner, leaf,
+};
+use super::pool::{Pool, node_word};
+use super::search::{Portable, Search};
+use super::write::{Edit, New};
+use super::{EditError, Record};
+use crate::sync::atomic::{AtomicPtr, Ordering};
+use smallvec::SmallVec;
+use std::ptr::NonNull;
+
+/// A node on its way into its parent.
+#[derive(Clone, Copy, Debug)]
+struct Item {
+    node: NonNull<()>,
+    /// End of its last entry. [`PAD`] for a rightmost inner node whose end wasn't looked up: such an
+    /// item is the last of its list, where no pivot is needed.
+    last: u64,
+    /// Largest usable gap below one of its entries.
+    gap: u64,
+    /// Made by this transaction, with this many entries or children.
+    fresh: Option<usize>,
+}
+
+/// What became of a node.
+enum Effect {
+    Same,
+    /// The slot is found below; the node's largest gap if that changes.
+    Published {
+        gap: Option<u64>,
+    },
+    /// The new nodes are on the item stack.
+    Replaced,
+}
+
+/// The interval that a node answers for. `lo` is the end of the last entry before it, as it will be.
+#[derive(Clone, Copy)]
+struct Cover {
+    lo: u64,
+    hi: u64,
+}
+
+/// Entries on their way into a leaf.
+enum Part<'n, T> {
+    Old(&'n Leaf<T>, usize, usize),
+    New(usize, usize),
+}
+
+impl<T> Part<'_, T> {
+    fn len(&self) -> usize {
+        match *self {
+            Part::Old(_, from, to) | Part::New(from, to) => to - from,
+        }
+    }
+}
+
+/// An entry that leaves the tree.
+pub(super) struct Removed<T> {
+    pub(super) start: u64,
+    pub(super) end: u64,
+    pub(super) record: *mut T,
+}
+
+/// Everything that a prepared transaction will do; kept by the writer for its capacity.
+pub(super) struct Scratch<T> {
+    /// Nodes made.
+    pub(super) made: Vec<(NonNull<()>, usize)>,
+    /// Words of nodes to retire.
+    pub(super) dead: Vec<*mut ()>,
+    /// Records to retire.
+    pub(super) removed: Vec<Removed<T>>,
+    /// Gaps to store: node, child, value.
+    pub(super) gaps: Vec<(NonNull<Inner>, usize, u64)>,
+    /// Keys above which the next entry's gap changes without its leaf being rebuilt.
+    pub(super) refresh: Vec<u64>,
+    /// Where to publish: a child slot, or the root when `None`.
+    pub(super) slot: Option<NonNull<AtomicPtr<()>>>,
+    /// What to publish; `None`: nothing changes.
+    pub(super) value: Option<NodePtr>,
+    items: Vec<Item>,
+}
+
+impl<T> Scratch<T> {
+    pub(super) fn new() -> Self {
+        Scratch {
+            made: Vec::new(),
+            dead: Vec::new(),
+            removed: Vec::new(),
+            gaps: Vec::new(),
+            refresh: Vec::new(),
+            slot: None,
+            value: None,
+            items: Vec::new(),
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.made.clear();
+        self.dead.clear();
+        self.removed.clear();
+        self.gaps.clear();
+        self.refresh.clear();
+        self.items.clear();
+        self.slot = None;
+        self.value = None;
+    }
+}
+
+/// Appends without ending the process when memory runs out.
+pub(super) fn push<V>(list: &mut Vec<V>, value: V) -> Result<(), EditError> {
+    if list.len() == list.capacity() {
+        list.try_reserve(16).map_err(|_| EditError::OutOfMemory)?;
+    }
+    list.push(value);
+    Ok(())
+}
+
+/// One run over the tree.
+pub(super) struct Rebuild<'t, T> {
+    pub(super) pool: &'t mut Pool<T>,
+    pub(super) scratch: &'t mut Scratch<T>,
+    pub(super) news: &'t [New<T>],
+    /// This transaction; the birth of the nodes it makes.
+    pub(super) sequence: u64,
+    /// Nodes older than this belong to a snapshot.
+    pub(super) floor: u64,
+}
+
+impl<T: Record> Rebuild<'_, T> {
+    /// Fills the scratch with what `edits` (sorted, disjoint) do to the tree.
+    pub(super) fn run(&mut self, root: Root, edits: &[Edit]) -> Result<(), EditError> {
+        let cover = Cover { lo: 0, hi: PAD };
+        let height = root.height();
+        let effect = if root.is_empty() {
+            self.leaf(None, cover.lo, edits)?
+        } else if height == 0 {
+            // SAFETY: T7: the writer is ours; T2.
+            let leaf = unsafe { leaf(root.node()) };
+            self.leaf(Some(leaf), cover.lo, edits)?
+        } else {
+            // SAFETY: T7, T2.
+            let top = unsafe { inner(root.node()) };
+            self.inner(top, height, cover, top.birth >= self.floor, edits)?
+        };
+        if let Effect::Replaced = effect {
+            self.scratch.value = Some(self.raise(height)?.0);
+        }
+        Ok(())
+    }
+
+    /// Makes one root of the items on the stack, which are nodes of `height`.
+    fn raise(&mut self, mut height: usize) -> Result<Root, EditError> {
+        while self.scratch.items.len() > 1 {
+            if height == MAX_HEIGHT {
+                return Err(EditError::OutOfMemory);
+            }
+            height += 1;
+            self.pack(0)?;
+        }
+        let Some(mut top) = self.scratch.items.pop() else {
+            return Ok(Root::EMPTY);
+        };
+        while height > 0 && top.fresh == Some(1) {
+            // SAFETY: T7: made by us; T2.
+            let child = unsafe { inner(top.node.as_ptr()) }.child(0);
+            self.unmake(top.node);
+            height -= 1;
+            let known = self
+                .scratch
+                .made
+                .iter()
+                .find(|(node, _)| node.as_ptr() == child);
+            let fresh = known.map(|(_, len)| *len);
+            let node = NonNull::new(child).ok_or(EditError::OutOfMemory)?;
+            top = Item { node, fresh, ..top };
+        }
+        Ok(Root::new(top.node, height))
+    }
+
+    /// A node of `height` that isn't the root.
+    fn node(
+        &mut self,
+        node: NodePtr,
+        height: usize,
+        cover: Cover,
+        parent: Option<u64>,
+        edits: &[Edit],
+    ) -> Result<Effect, EditError> {
+        if height == 0 {
+            // SAFETY: T7: the writer is ours; T2.
+            return self.leaf(Some(unsafe { leaf(node) }), cover.lo, edits);
+        }
+        // SAFETY: T7, T2.
+        let inner = unsafe { inner(node) };
+        let exclusive = parent.is_some_and(|birth| inner.birth >= birth);
+        self.inner(inner, height, cover, exclusive, edits)
+    }
+
+    fn inner(
+        &mut self,
+        inner: &Inner,
+        height: usize,
+        cover: Cover,
+        exclusive: bool,
+        edits: &[Edit],
+    ) -> Result<Effect, EditError> {
+        let len = inner.len();
+        let (lowest, highest) = match edits {
+            [] => return Ok(Effect::Same),
+            [first, .., last] => (first.lo, last.hi),
+            [only] => (only.lo, only.hi),
+        };
+        let first = Portable::first_above(&inner.pivots, lowest);
+        let last = Portable::first_above(&inner.pivots, highest - 1).min(len - 1);
+        let mark = self.scratch.items.len();
+        if first != last {
+            return self.several(inner, height, cover, first..last + 1, edits);
+        }
+        let child = child_cover(inner, first, len, cover);
+        let parent = exclusive.then_some(inner.birth);
+        match self.node(inner.child(first), height - 1, child, parent, edits)? {
+            Effect::Same => Ok(Effect::Same),
+            Effect::Published { gap } => {
+                let gap = gap.map(|gap| self.store_gap(inner, first, gap));
+                Ok(Effect::Published {
+                    gap: gap.transpose()?.flatten(),
+                })
+            }
+            Effect::Replaced => {
+                if exclusive && let [item] = self.scratch.items[mark..] {
+                    let whole = item.fresh.is_none_or(|n| n >= minimum(height - 1));
+                    if whole && (child.hi == PAD || child.hi == item.last) {
+                        self.scratch.items.pop();
+                        self.scratch.slot = Some(NonNull::from(&inner.children[first]));
+                        self.scratch.value = Some(item.node.as_ptr());
+                        let gap = self.store_gap(inner, first, item.gap)?;
+                        return Ok(Effect::Published { gap });
+                    }
+                }
+                self.note_end(inner, first, len, child, mark)?;
+                let made = self.scratch.items.len() - mark;
+                self.keep(inner, 0..first, len, cover.hi)?;
+                self.scratch.items[mark..].rotate_left(made);
+                self.keep(inner, first + 1..len, len, cover.hi)?;
+                self.finish(inner, height, cover.lo, mark)
+            }
+        }
+    }
+
+    /// Edits that concern the children `touched`, more than one.
+    fn several(
+        &mut self,
+        inner: &Inner,
+        height: usize,
+        cover: Cover,
+        touched: std::ops::Range<usize>,
+        edits: &[Edit],
+    ) -> Result<Effect, EditError> {
+        let len = inner.len();
+        let mark = self.scratch.items.len();
+        let mut changed = false;
+        // Edits whose new entries have found their child.
+        let mut placed = 0;
+        self.keep(inner, 0..touched.start, len, cover.hi)?;
+        let mut lo = child_cover(inner, touched.start, len, cover).lo;
+        for i in touched.clone() {
+            let child = Cover {
+                lo,
+                ..child_cover(inner, i, len, cover)
+            };
+            // The old end of the child before, where the edits are cut; the first child gets all below.
+            let cut = if i == touched.start {
+                0
+            } else {
+                inner.pivots[i - 1]
+            };
+            let clipped = clip(edits, cut, child.hi, &mut placed);
+            let before = self.scratch.items.len();
+            let effect = self.node(inner.child(i), height - 1, child, None, &clipped)?;
+            if let Effect::Same = effect {
+                self.keep(inner, i..i + 1, len, cover.hi)?;
+            } else {
+                changed = true;
+                self.note_end(inner, i, len, child, before)?;
+            }
+            lo = self.scratch.items[mark..]
+                .last()
+                .map_or(cover.lo, |item| item.last);
+        }
+        if !changed {
+            self.scratch.items.truncate(mark);
+            return Ok(Effect::Same);
+        }
+        self.keep(inner, touched.end..len, len, cover.hi)?;
+        self.finish(inner, height, cover.lo, mark)
+    }
+
+    /// The items above `mark` are the new children of `inner`: makes nodes of them.
+    fn finish(
+        &mut self,
+        inner: &Inner,
+        height: usize,
+        lo: u64,
+        mark: usize,
+    ) -> Result<Effect, EditError> {
+        self.settle(height - 1, lo, mark)?;
+        self.pack(mark)?;
+        self.bury(std::ptr::from_ref(inner).cast_mut().cast(), height)?;
+        Ok(Effect::Replaced)
+    }
+
+    /// The children `range` of `inner` stay as they are.
+    fn keep(
+        &mut self,
+        inner: &Inner,
+        range: std::ops::Range<usize>,
+        len: usize,
+        hi: u64,
+    ) -> Result<(), EditError> {
+        for i in range {
+            let item = Item {
+                node: NonNull::new(inner.child(i)).ok_or(EditError::OutOfMemory)?,
+                last: if i + 1 < len { inner.pivots[i] } else { hi },
+                gap: inner.gap(i),
+                fresh: None,
+            };
+            push(&mut self.scratch.items, item)?;
+        }
+        Ok(())
+    }
+
+    /// Child `i` became the items above `mark`. When it ends elsewhere now, the gap below its right
+    /// neighbour's first entry changes, which is settled after the commit.
+    fn note_end(
+        &mut self,
+        inner: &Inner,
+        i: usize,
+        len: usize,
+        child: Cover,
+        mark: usize,
+    ) -> Result<(), EditError> {
+        if i + 1 == len {
+            return Ok(());
+        }
+        let old = inner.pivots[i];
+        let new = self.scratch.items[mark..]
+            .last()
+            .map_or(child.lo, |item| item.last);
+        if new != old {
+            push(&mut self.scratch.refresh, old.max(new))?;
+        }
+        Ok(())
+    }
+
+    /// Stores `gap` for child `i` at the commit; what that makes of the node's own, if it changes.
+    fn store_gap(&mut self, inner: &Inner, i: usize, gap: u64) -> Result<Option<u64>, EditError> {
+        if inner.gap(i) == gap {
+            return Ok(None);
+        }
+        push(&mut self.scratch.gaps, (NonNull::from(inner), i, gap))?;
+        Ok(Some(inner.max_gap_with(i, gap)))
+    }
+
+    /// A leaf, or none at all in an empty tree.
+    fn leaf(
+        &mut self,
+        leaf: Option<&Leaf<T>>,
+        lo: u64,
+        edits: &[Edit],
+    ) -> Result<Effect, EditError> {
+        let mut parts = SmallVec::<[Part<'_, T>; 8]>::new();
+        let mut total = 0;
+        let mut changed = false;
+        let mut done = 0;
+        for edit in edits {
+            let new = Part::New(edit.first, edit.first + edit.count);
+            changed |= edit.count > 0;
+            if let Some(leaf) = leaf {
+                let (from, to) = self.cut(leaf, edit)?;
+                changed |= to > from;
+                total += from - done;
+                parts.push(Part::Old(leaf, done, from));
+                done = to;
+            }
+            total += new.len();
+            parts.push(new);
+        }
+        if !changed {
+            return Ok(Effect::Same);
+        }
+        if let Some(leaf) = leaf {
+            let len = leaf.len();
+            total += len - done;
+            parts.push(Part::Old(leaf, done, len));
+            self.bury(std::ptr::from_ref(leaf).cast_mut().cast(), 0)?;
+        }
+        self.write_leaves(&parts, total, lo)?;
+        Ok(Effect::Replaced)
+    }
+
+    /// The entries of `leaf` that `edit` removes.
+    fn cut(&mut self, leaf: &Leaf<T>, edit: &Edit) -> Result<(usize, usize), EditError> {
+        let from = Portable::first_above(&leaf.ends, edit.lo);
+        let mut to = from;
+        while to < LEAF_CAP && leaf.starts[to] < edit.hi {
+            let (start, end) = (leaf.starts[to], leaf.ends[to]);
+            if start < edit.lo || end > edit.hi {
+                let window = edit.lo..edit.hi;
+                return Err(EditError::Straddles { window, start, end });
+            }
+            let record = leaf.records[to];
+            push(&mut self.scratch.removed, Removed { start, end, record })?;
+            to += 1;
+        }
+        Ok((from, to))
+    }
+
+    /// Makes as many leaves of `parts` as they need.
+    fn write_leaves(
+        &mut self,
+        parts: &[Part<'_, T>],
+        total: usize,
+        mut lo: u64,
+    ) -> Result<(), EditError> {
+        let count = total.div_ceil(LEAF_CAP);
+        let mut parts = parts.iter();
+        let mut part = parts.next();
+        let mut skip = 0;
+        for n in 0..count {
+            let len = share(total, count, n);
+            let out = self.pool.leaf().ok_or(EditError::OutOfMemory)?;
+            push(
+                &mut self.scratch.made,
+                (NonNull::from(&mut *out).cast(), len),
+            )?;
+            out.guarded = 0;
+            let mut at = 0;
+            while at < len {
+                let Some(source) = part else { break };
+                let take = (source.len() - skip).min(len - at);
+                self.copy(out, at, source, skip, take);
+                at += take;
+                skip += take;
+                if skip == source.len() {
+                    part = parts.next();
+                    skip = 0;
+                }
+            }
+            out.ends[len..].fill(PAD);
+            out.starts[len..].fill(PAD);
+            let last = out.ends[len - 1];
+            let gap = out.max_gap(lo);
+            let node = NonNull::from(out).cast();
+            push(
+                &mut self.scratch.items,
+                Item {
+                    node,
+                    last,
+                    gap,
+                    fresh: Some(len),
+                },
+            )?;
+            lo = last;
+        }
+        Ok(())
+    }
+
+    /// Copies `count` entries of `source` from its entry `skip` on to entry `at` of `out`.
+    #[inline]
+    fn copy(&self, out: &mut Leaf<T>, at: usize, source: &Part<'_, T>, skip: usize, count: usize) {
+        match *source {
+            Part::Old(leaf, from, _) => {
+                for i in 0..count {
+                    out.ends[at + i] = leaf.ends[from + skip + i];
+                    out.starts[at + i] = leaf.starts[from + skip + i];
+                    out.records[at + i] = leaf.records[from + skip + i];
+                }
+                let bits = leaf.guarded >> (from + skip) & ((1 << count) - 1);
+                out.guarded |= bits << at;
+            }
+            Part::New(from, _) => {
+                for i in 0..count {
+                    let new = &self.news[from + skip + i];
+                    out.ends[at + i] = new.end;
+                    out.starts[at + i] = new.start;
+                    out.records[at + i] = new.record.as_ptr();
+                    out.guarded |= u64::from(new.guarded) << (at + i);
+                }
+            }
+        }
+    }
+
+    /// Merges nodes of this transaction that are too small with a neighbour (T4).
+    fn settle(&mut self, height: usize, lo: u64, mark: usize) -> Result<(), EditError> {
+        let mut k = mark;
+        while k < self.scratch.items.len() && self.scratch.items.len() - mark > 1 {
+            let small = |item: &Item| item.fresh.is_some_and(|len| len < minimum(height));
+            if !small(&self.scratch.items[k]) {
+                k += 1;
+                continue;
+            }
+            let left = if k > mark { k - 1 } else { k };
+            let lo = if left > mark {
+                self.scratch.items[left - 1].last
+            } else {
+                lo
+            };
+            self.merge(height, lo, left)?;
+            k = left;
+        }
+        Ok(())
+    }
+
+    /// Makes one or two nodes of the items `left` and `left + 1`.
+    fn merge(&mut self, height: usize, lo: u64, left: usize) -> Result<(), EditError> {
+        let rest: SmallVec<[Item; FANOUT]> = self.scratch.items.drain(left + 2..).collect();
+        let pair = [self.scratch.items[left], self.scratch.items[left + 1]];
+        self.scratch.items.truncate(left);
+        if height == 0 {
+            // SAFETY: T7: the writer is ours, or we made it; T2.
+            let leaves = pair.map(|item| unsafe { leaf::<T>(item.node.as_ptr()) });
+            let lens = leaves.map(Leaf::len);
+            let parts = [
+                Part::Old(leaves[0], 0, lens[0]),
+                Part::Old(leaves[1], 0, lens[1]),
+            ];
+            self.write_leaves(&parts, lens[0] + lens[1], lo)?;
+        } else {
+            for item in pair {
+                // SAFETY: T7: the writer is ours, or we made it; T2.
+                let inner = unsafe { inner(item.node.as_ptr()) };
+                let len = inner.len();
+                let start = self.scratch.items.len();
+                self.keep(inner, 0..len, len, item.last)?;
+                self.recall(start);
+            }
+            self.settle(height - 1, lo, left)?;
+            self.pack(left)?;
+        }
+        for item in pair {
+            match item.fresh {
+                Some(_) => self.unmake(item.node),
+                None => self.bury(item.node.as_ptr(), height)?,
+            }
+        }
+        for item in rest {
+            push(&mut self.scratch.items, item)?;
+        }
+        Ok(())
+    }
+
+    /// Marks those items from `start` on that this transaction made.
+    fn recall(&mut self, start: usize) {
+        let made = &self.scratch.made;
+        for item in &mut self.scratch.items[start..] {
+            let known = made.iter().find(|(node, _)| *node == item.node);
+            item.fresh = known.map(|(_, len)| *len);
+        }
+    }
+
+    /// Makes inner nodes of the items above `mark`, and leaves those in their place.
+    fn pack(&mut self, mark: usize) -> Result<(), EditError> {
+        let total = self.scratch.items.len() - mark;
+        let count = total.div_ceil(FANOUT);
+        let mut at = mark;
+        for n in 0..count {
+            let len = share(total, count, n);
+            let node = self.pool.inner().ok_or(EditError::OutOfMemory)?;
+            push(
+                &mut self.scratch.made,
+                (NonNull::from(&mut *node).cast(), len),
+            )?;
+            node.birth = self.sequence;
+            node.pivots = [PAD; LANES];
+            let mut gap = 0;
+            let items = &self.scratch.items[at..at + len];
+            for (i, item) in items.iter().enumerate() {
+                node.children[i].store(item.node.as_ptr(), Ordering::Relaxed);
+                node.gaps[i].store(item.gap, Ordering::Relaxed);
+                gap = gap.max(item.gap);
+                if i + 1 < len {
+                    node.pivots[i] = item.last;
+                }
+            }
+            for i in len..FANOUT {
+                node.children[i].store(std::ptr::null_mut(), Ordering::Relaxed);
+                node.gaps[i].store(0, Ordering::Relaxed);
+            }
+            let last = items[len - 1].last;
+            let node = NonNull::from(node).cast();
+            at += len;
+            self.scratch.items[mark + n] = Item {
+                node,
+                last,
+                gap,
+                fresh: Some(len),
+            };
+        }
+        self.scratch.items.truncate(mark + count);
+        Ok(())
+    }
+
+    /// A node leaves the tree.
+    fn bury(&mut self, node: NodePtr, height: usize) -> Result<(), EditError> {
+        push(&mut self.scratch.dead, node_word(node, height))
+    }
+
+    /// A node that this transaction made isn't needed after all.
+    fn unmake(&mut self, node: NonNull<()>) {
+        let known = self.scratch.made.iter().position(|(made, _)| *made == node);
+        if let Some(i) = known {
+            self.scratch.made.swap_remove(i);
+            self.pool.give_node(node);
+        }
+    }
+}
+
+/// The interval of child `i`.
+fn child_cover(inner: &Inner, i: usize, len: usize, cover: Cover) -> Cover {
+    Cover {
+        lo: if i > 0 { inner.pivots[i - 1] } else { cover.lo },
+        hi: if i + 1 < len {
+            inner.pivots[i]
+        } else {
+            cover.hi
+        },
+    }
+}
+
+/// The parts of `edits` within `lo..hi`. New entries go with the first part of their edit: the first
+/// `placed` edits have found their place.
+fn clip(edits: &[Edit], lo: u64, hi: u64, placed: &mut usize) -> SmallVec<[Edit; 4]> {
+    let mut clipped = SmallVec::new();
+    for (i, edit) in edits.iter().enumerate() {
+        let part = Edit {
+            lo: edit.lo.max(lo),
+            hi: edit.hi.min(hi),
+            count: if i < *placed { 0 } else { edit.count },
+            ..*edit
+        };
+        if part.lo < part.hi {
+            clipped.push(part);
+            *placed = (*placed).max(i + 1);
+        }
+    }
+    clipped
+}
+
+/// How many of `total` the `n`-th of `count` nodes gets.
+fn share(total: usize, count: usize, n: usize) -> usize {
+    total / count + usize::from(n < total % count)
+}
+
+/// Entries or children of a node that isn't the root, at least.
+fn minimum(height: usize) -> usize {
+    if height == 0 { LEAF_MIN } else { INNER_MIN }
+}

@@ -1,0 +1,458 @@
+//! Write transactions: edits, prepare, commit, retire.
+
+use std::fmt;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+use super::gap;
+use super::node::{Leaf, Root};
+use super::pool::{Pool, Recycler, node_bytes, record_bytes, record_word};
+use super::rebuild::{Rebuild, Scratch, push};
+use super::{EditError, Entry, MAX_END, RangeTree, Record, View};
+use crate::reclaim::{Producer, Queue};
+use crate::sync::Arc;
+use crate::sync::atomic::Ordering;
+
+/// The right to change one tree, and what changing takes: pools, the list of retired objects, scratch.
+///
+/// Keep it inside the lock that orders the tree's writers. `&Writer` means that the layout is stable,
+/// `&mut Writer` that it may be changed.
+pub struct Writer<T: Record> {
+    pub(super) tree: u64,
+    pub(super) pool: Pool<T>,
+    producer: Producer,
+    pub(super) sequence: u64,
+    edits: Vec<Edit>,
+    news: Vec<New<T>>,
+    pub(super) scratch: Scratch<T>,
+    stage: Stage,
+}
+
+// SAFETY: the pointers in `news` and `scratch` are to records and nodes that belong to the writer's
+// tree; records are `Send + Sync` (`Record`), nodes are words, atomics and pointers to the two.
+unsafe impl<T: Record> Send for Writer<T> {}
+// SAFETY: as above; a shared reference reads `sequence` and `tree` alone.
+unsafe impl<T: Record> Sync for Writer<T> {}
+
+/// How far the current transaction has come. A transaction that was forgotten instead of dropped leaves
+/// its stage behind, and the next one cleans up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Idle,
+    Open,
+    Committed,
+}
+
+/// Entries `first..first + count` of the new ones take the place of whatever is in `lo..hi`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Edit {
+    pub(super) lo: u64,
+    pub(super) hi: u64,
+    pub(super) first: usize,
+    pub(super) count: usize,
+}
+
+/// An entry that isn't in the tree yet.
+pub(super) struct New<T> {
+    pub(super) start: u64,
+    pub(super) end: u64,
+    pub(super) record: NonNull<T>,
+    pub(super) guarded: bool,
+}
+
+impl<T: Record> Writer<T> {
+    pub(super) fn new(tree: u64, queue: Arc<Queue<Recycler<T>>>, producer: Producer) -> Self {
+        Writer {
+            tree,
+            pool: Pool::new(queue),
+            producer,
+            sequence: 0,
+            edits: Vec::new(),
+            news: Vec::new(),
+            scratch: Scratch::new(),
+            stage: Stage::Idle,
+        }
+    }
+
+    /// Makes the `n`-th allocation from now on, and all later ones, fail (0: the next). `None`: no more.
+    #[cfg(any(test, feature = "fault-injection"))]
+    pub fn fail_allocation(&mut self, n: Option<usize>) {
+        self.pool.fail_after = n;
+    }
+
+    /// Allocates the record of a new entry.
+    fn adopt(&mut self, range: Range<u64>, value: T) -> Result<(), EditError> {
+        self.news
+            .try_reserve(1)
+            .map_err(|_| EditError::OutOfMemory)?;
+        let guarded = value.start_gap() > 0;
+        let record = self
+            .pool
+            .record(value)
+            .map_err(|_| EditError::OutOfMemory)?;
+        self.news.push(New {
+            start: range.start,
+            end: range.end,
+            record,
+            guarded,
+        });
+        Ok(())
+    }
+
+    /// Drops the new entries from index `keep` on.
+    fn disown(&mut self, keep: usize) {
+        while self.news.len() > keep {
+            let Some(new) = self.news.pop() else { return };
+            let record = new.record;
+            // Its memory first: a destructor may panic.
+            let pool = &mut self.pool;
+            let _give = Defer(|| pool.give_record(record));
+            // SAFETY: R1: never published, ours alone, and out of the list.
+            unsafe { record.drop_in_place() };
+        }
+    }
+
+    /// Undoes whatever stage a transaction has reached short of its commit; finishes one that reached
+    /// it.
+    fn wind_up(&mut self, tree: &RangeTree<T>) {
+        match self.stage {
+            Stage::Idle => return,
+            Stage::Open => {
+                for (node, _) in self.scratch.made.drain(..) {
+                    self.pool.give_node(node);
+                }
+                self.scratch.clear();
+                self.edits.clear();
+                self.stage = Stage::Idle;
+                self.disown(0);
+            }
+            Stage::Committed => self.retire(tree),
+        }
+        self.stage = Stage::Idle;
+    }
+
+    /// Hands over what the commit took out. The list has room: `prepare` saw to it.
+    fn retire(&mut self, tree: &RangeTree<T>) {
+        let nodes = self.scratch.dead.len();
+        let records = self.scratch.removed.len();
+        for word in &self.scratch.dead {
+            self.producer.push(*word);
+        }
+        for removed in &self.scratch.removed {
+            self.producer.push(record_word(removed.record));
+        }
+        self.scratch.clear();
+        if nodes + records == 0 {
+            return;
+        }
+        let bytes = nodes * node_bytes::<T>() + records * record_bytes::<T>();
+        if let Some(batch) = self.producer.publish(self.pool.queue(), bytes) {
+            tree.domain.add_pending(batch);
+        }
+    }
+}
+
+/// Runs a closure when dropped.
+struct Defer<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for Defer<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+impl<T: Record> fmt::Debug for Writer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Writer")
+            .field("tree", &self.tree)
+            .field("sequence", &self.sequence)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What the three stages of a transaction share.
+struct Session<'a, T: Record> {
+    tree: &'a RangeTree<T>,
+    writer: &'a mut Writer<T>,
+}
+
+impl<T: Record> Drop for Session<'_, T> {
+    fn drop(&mut self) {
+        self.writer.wind_up(self.tree);
+    }
+}
+
+/// Edits that will become visible together.
+///
+/// Dropping it changes nothing; values that were given to it are dropped then.
+#[must_use = "a transaction does nothing until it is prepared and committed"]
+pub struct Transaction<'a, T: Record> {
+    session: Session<'a, T>,
+}
+
+impl<'a, T: Record> Transaction<'a, T> {
+    pub(super) fn new(tree: &'a RangeTree<T>, writer: &'a mut Writer<T>) -> Self {
+        tree.assert_own(writer.tree);
+        writer.wind_up(tree);
+        writer.stage = Stage::Open;
+        Transaction {
+            session: Session { tree, writer },
+        }
+    }
+
+    /// The layout before the transaction; edits aren't visible in it.
+    pub fn view(&self) -> View<'_, T> {
+        self.session.tree.locked(self.session.writer)
+    }
+
+    /// Everything in `window` leaves the tree, and `entries` come in: sorted, disjoint, non-empty,
+    /// within the window. So an insertion has a window without entries, a removal no entries, and a
+    /// split or a resize both. Entries of the tree must lie wholly inside the window or outside of it.
+    ///
+    /// The windows of one transaction are disjoint; their order doesn't matter.
+    ///
+    /// # Errors
+    ///
+    /// [`EditError::BadRange`] for an empty or reversed range or one beyond [`MAX_END`],
+    /// [`EditError::OutOfOrder`] for entries that overlap, aren't sorted or leave the window,
+    /// [`EditError::OutOfMemory`]. The transaction is then as it was before the call. What depends on the
+    /// tree or on other windows is found by [`prepare`](Self::prepare).
+    pub fn splice(
+        &mut self,
+        window: Range<u64>,
+        entries: impl IntoIterator<Item = (Range<u64>, T)>,
+    ) -> Result<(), EditError> {
+        check(&window)?;
+        let writer = &mut *self.session.writer;
+        let first = writer.news.len();
+        let mut floor = window.start;
+        let mut result = Ok(());
+        for (range, value) in entries {
+            let fits = range.start >= floor && range.end <= window.end;
+            result = check(&range).and_then(|()| {
+                if fits {
+                    floor = range.end;
+                    writer.adopt(range, value)
+                } else {
+                    Err(EditError::OutOfOrder { range })
+                }
+            });
+            if result.is_err() {
+                break;
+            }
+        }
+        let edit = Edit {
+            lo: window.start,
+            hi: window.end,
+            first,
+            count: writer.news.len() - first,
+        };
+        let result = result.and_then(|()| push(&mut writer.edits, edit));
+        if result.is_err() {
+            writer.disown(first);
+        }
+        result
+    }
+
+    /// Does everything that can fail. Nothing is visible yet.
+    ///
+    /// # Errors
+    ///
+    /// [`EditError::OutOfOrder`] when two windows overlap, [`EditError::Straddles`] when an entry of the
+    /// tree lies across the border of a window, [`EditError::OutOfMemory`]. The tree is then as it was.
+    pub fn prepare(self) -> Result<Prepared<'a, T>, EditError> {
+        let mut session = self.session;
+        session.prepare()?;
+        Ok(Prepared { session })
+    }
+}
+
+impl<T: Record> Session<'_, T> {
+    fn prepare(&mut self) -> Result<(), EditError> {
+        let root = self.tree.root(Ordering::Relaxed);
+        let floor = self.tree.floor.load(Ordering::Relaxed);
+        let writer = &mut *self.writer;
+        if writer.edits.len() > 1 {
+            writer.edits.sort_unstable_by_key(|edit| edit.lo);
+            let overlap = writer.edits.array_windows().find(|[a, b]| a.hi > b.lo);
+            if let Some([_, b]) = overlap {
+                let range = b.lo..b.hi;
+                return Err(EditError::OutOfOrder { range });
+            }
+        }
+        writer.sequence += 1;
+        let mut rebuild = Rebuild {
+            pool: &mut writer.pool,
+            scratch: &mut writer.scratch,
+            news: &writer.news,
+            sequence: writer.sequence,
+            floor,
+        };
+        rebuild.run(root, &writer.edits)?;
+        let retired = writer.scratch.dead.len() + writer.scratch.removed.len();
+        writer
+            .producer
+            .reserve(retired)
+            .map_err(|()| EditError::OutOfMemory)
+    }
+}
+
+impl<T: Record> fmt::Debug for Transaction<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Transaction")
+            .field("edits", &self.session.writer.edits)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A transaction that can't fail any more. Dropping it changes nothing.
+#[must_use = "nothing is visible before the commit"]
+pub struct Prepared<'a, T: Record> {
+    session: Session<'a, T>,
+}
+
+impl<'a, T: Record> Prepared<'a, T> {
+    /// Makes all edits visible, by one store.
+    pub fn commit(self) -> Committed<'a, T> {
+        let Session { tree, writer } = &self.session;
+        let scratch = &writer.scratch;
+        if let Some(value) = scratch.value {
+            match scratch.slot {
+                // SAFETY: T6, T7: a slot of a node that is in the tree; the writer is ours.
+                Some(slot) => unsafe { slot.as_ref() }.store(value, super::PUBLISH),
+                None => tree.root.store(value, super::PUBLISH),
+            }
+        }
+        for (node, child, gap) in &scratch.gaps {
+            // SAFETY: T7: a node above the slot, in the tree; the writer is ours.
+            unsafe { node.as_ref() }.gaps[*child].store(*gap, Ordering::Relaxed);
+        }
+        let root = tree.root(Ordering::Relaxed);
+        for key in &scratch.refresh {
+            // SAFETY: T7: the writer is ours.
+            unsafe { gap::refresh::<T>(root, *key) };
+        }
+        let added = writer.news.len();
+        let removed = scratch.removed.len();
+        let len = tree.len.load(Ordering::Relaxed) + added - removed;
+        tree.len.store(len, Ordering::Relaxed);
+        let mut session = self.session;
+        session.settle();
+        Committed { session }
+    }
+}
+
+impl<T: Record> Session<'_, T> {
+    /// The new nodes and records belong to the tree now.
+    fn settle(&mut self) {
+        self.writer.stage = Stage::Committed;
+        self.writer.news.clear();
+        self.writer.edits.clear();
+        self.writer.scratch.made.clear();
+        #[cfg(debug_assertions)]
+        if !cfg!(loom) && self.writer.sequence.is_multiple_of(super::CHECK_EVERY) {
+            let result = self.tree.locked(self.writer).check();
+            debug_assert!(result.is_ok(), "{result:?}");
+        }
+    }
+}
+
+impl<T: Record> fmt::Debug for Prepared<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Prepared").finish_non_exhaustive()
+    }
+}
+
+/// What a commit took out. When this is dropped the values are retired: they are dropped in turn after
+/// their grace period, by whoever calls [`Domain::collect`](crate::reclaim::Domain::collect).
+pub struct Committed<'a, T: Record> {
+    session: Session<'a, T>,
+}
+
+impl<T: Record> Committed<'_, T> {
+    /// The entries that were removed, in ascending order.
+    pub fn removed(&self) -> impl ExactSizeIterator<Item = Entry<'_, T>> {
+        self.session
+            .writer
+            .scratch
+            .removed
+            .iter()
+            .map(|removed| Entry {
+                start: removed.start,
+                end: removed.end,
+                // SAFETY: R1: taken out but not retired before `self` is dropped.
+                value: unsafe { &*removed.record },
+            })
+    }
+
+    /// The layout after the commit.
+    pub fn view(&self) -> View<'_, T> {
+        self.session.tree.locked(self.session.writer)
+    }
+}
+
+impl<T: Record> fmt::Debug for Committed<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Committed")
+            .field("removed", &self.session.writer.scratch.removed.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T: Record> Drop for Writer<T> {
+    fn drop(&mut self) {
+        // A transaction that was forgotten: its nodes are in the scratch, its records in `news`. One that
+        // was forgotten after its commit still owes its dead to the list.
+        if self.stage == Stage::Open {
+            for (node, _) in self.scratch.made.drain(..) {
+                self.pool.give_node(node);
+            }
+            self.disown(0);
+        } else if self.stage == Stage::Committed {
+            for word in self.scratch.dead.drain(..) {
+                self.producer.push(word);
+            }
+            for removed in self.scratch.removed.drain(..) {
+                self.producer.push(record_word(removed.record));
+            }
+            self.producer.publish(self.pool.queue(), 0);
+        }
+    }
+}
+
+fn check(range: &Range<u64>) -> Result<(), EditError> {
+    if range.start < range.end && range.end <= MAX_END {
+        Ok(())
+    } else {
+        Err(EditError::BadRange {
+            start: range.start,
+            end: range.end,
+        })
+    }
+}
+
+/// Frees a whole tree that nobody can reach: nodes and records, as words for the disposer.
+///
+/// # Safety
+///
+/// R2: no reader can reach `root` or anything below it.
+pub(super) unsafe fn gather<T: Record>(root: Root, words: &mut Vec<*mut ()>) {
+    fn below<T: Record>(node: *mut (), height: usize, words: &mut Vec<*mut ()>) {
+        if height == 0 {
+            // SAFETY: T7, T2: in the tree that the caller owns.
+            let leaf: &Leaf<T> = unsafe { super::node::leaf(node) };
+            let records = &leaf.records[..leaf.len()];
+            words.extend(records.iter().map(|record| record_word(*record)));
+        } else {
+            // SAFETY: as above.
+            let inner = unsafe { super::node::inner(node) };
+            for i in 0..inner.len() {
+                below::<T>(inner.child(i), height - 1, words);
+            }
+        }
+        words.push(super::pool::node_word(node, height));
+    }
+    if !root.is_empty() {
+        below::<T>(root.node(), root.height(), words);
+    }
+}

@@ -1,0 +1,3 @@
+//! The tree with nodes of full size, beside a `BTreeMap`.
+
+mod tree_model;
