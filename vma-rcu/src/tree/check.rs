@@ -112,7 +112,7 @@ impl<T: Record> Walk<T> {
         require("T4", padded && leaf.guarded >> len == 0, || {
             "used lanes beyond the end".into()
         })?;
-        let gap = leaf.max_gap(lo);
+        let gap = leaf.max_gap(lo, len);
         Ok(Summary {
             last: previous,
             gap,

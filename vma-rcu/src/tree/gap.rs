@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::node::{Inner, LEAF_CAP, Leaf, MAX_HEIGHT, NodePtr, PAD, Root, inner, leaf};
-use super::search::{Portable, Search};
+use super::search::first_above;
 use super::{Record, read};
 use crate::sync::atomic::Ordering;
 use smallvec::SmallVec;
@@ -121,7 +121,7 @@ unsafe fn low_in<T: Record>(
     // SAFETY: T7, T2.
     let inner = unsafe { inner(node) };
     let len = inner.len();
-    let first = Portable::first_above(&inner.pivots, request.window.start.min(PAD - 1));
+    let first = first_above(&inner.pivots, request.window.start.min(PAD - 1));
     for i in first.min(len - 1)..len {
         let lo = below(inner, i, lo);
         if lo >= request.window.end {
@@ -156,7 +156,7 @@ unsafe fn high_in<T: Record>(
     let last = inner.len() - 1;
     // The gap that holds the window's last byte may lie below an entry beyond the window.
     let top = request.window.end.saturating_sub(1).min(PAD - 1);
-    let first = Portable::first_above(&inner.pivots, top).min(last);
+    let first = first_above(&inner.pivots, top).min(last);
     for i in (0..=first).rev() {
         let lo = below(inner, i, lo);
         if inner.gap(i) >= need {
@@ -203,14 +203,14 @@ pub(super) unsafe fn refresh<T: Record>(root: Root, key: u64) {
     for _ in 0..root.height() {
         // SAFETY: T7, T2.
         let inner = unsafe { inner(node) };
-        let i = Portable::first_above(&inner.pivots, key);
+        let i = first_above(&inner.pivots, key);
         lo = below(inner, i, lo);
         path.push((inner, i));
         node = inner.child(i);
     }
     // SAFETY: T7, T2.
     let leaf: &Leaf<T> = unsafe { leaf(node) };
-    let mut gap = leaf.max_gap(lo);
+    let mut gap = leaf.max_gap(lo, leaf.len());
     for (inner, i) in path.into_iter().rev() {
         if inner.gap(i) == gap {
             return;

@@ -17,7 +17,8 @@
 
 use std::ptr::{self, NonNull};
 
-use super::Record;
+use super::search::first_above;
+use super::{MAX_END, Record};
 use crate::sync::Track;
 use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
@@ -95,7 +96,7 @@ impl<T> Leaf<T> {
     /// Number of entries.
     #[inline]
     pub(super) fn len(&self) -> usize {
-        self.ends.iter().filter(|end| **end != PAD).count()
+        first_above(&self.ends, MAX_END)
     }
 }
 
@@ -117,15 +118,21 @@ impl<T: Record> Leaf<T> {
     }
 
     /// Largest usable gap below an entry; `lo` is the end of the entry before the first one.
-    pub(super) fn max_gap(&self, lo: u64) -> u64 {
+    #[inline]
+    pub(super) fn max_gap(&self, lo: u64, len: usize) -> u64 {
+        let len = len.min(LEAF_CAP);
         let mut previous = lo;
         let mut max = 0;
-        for i in 0..LEAF_CAP {
-            if self.ends[i] == PAD {
-                break;
+        if self.guarded == 0 {
+            for (start, end) in self.starts[..len].iter().zip(&self.ends[..len]) {
+                max = max.max(start - previous);
+                previous = *end;
             }
-            max = max.max(self.gap_end(i).saturating_sub(previous));
-            previous = self.ends[i];
+        } else {
+            for i in 0..len {
+                max = max.max(self.gap_end(i).saturating_sub(previous));
+                previous = self.ends[i];
+            }
         }
         max
     }
@@ -146,7 +153,7 @@ impl Inner {
     /// Number of children.
     #[inline]
     pub(super) fn len(&self) -> usize {
-        self.pivots.iter().filter(|pivot| **pivot != PAD).count() + 1
+        first_above(&self.pivots, MAX_END) + 1
     }
 
     /// Child `i` as the writer sees it.
@@ -164,9 +171,9 @@ impl Inner {
     #[inline]
     pub(super) fn max_gap_with(&self, i: usize, gap: u64) -> u64 {
         let mut max = gap;
-        for (j, other) in self.gaps.iter().enumerate() {
-            let other = other.load(Ordering::Relaxed);
-            max = max.max(if j == i { 0 } else { other });
+        let (before, after) = (&self.gaps[..i], &self.gaps[i + 1..]);
+        for other in before.iter().chain(after) {
+            max = max.max(other.load(Ordering::Relaxed));
         }
         max
     }

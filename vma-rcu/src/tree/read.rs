@@ -8,7 +8,7 @@
 use smallvec::SmallVec;
 
 use super::node::{Inner, LEAF_CAP, Leaf, MAX_HEIGHT, PAD, Root, inner, leaf};
-use super::search::{Portable, Search};
+use super::search::{Portable, Search, first_above};
 use super::{Entry, MAX_END, Record};
 use crate::sync::atomic::Ordering;
 
@@ -117,7 +117,7 @@ pub(super) unsafe fn find_prev<'a, T: Record>(root: Root, key: u64) -> Option<En
     for height in (0..root.height()).rev() {
         // SAFETY: T7, T2.
         let inner = unsafe { inner(node) };
-        let i = Portable::first_above(&inner.pivots, key);
+        let i = first_above(&inner.pivots, key);
         if i > 0 {
             left = Some((inner.children[i - 1].load(Ordering::Acquire), height));
         }
@@ -125,7 +125,7 @@ pub(super) unsafe fn find_prev<'a, T: Record>(root: Root, key: u64) -> Option<En
     }
     // SAFETY: T7, T2.
     let here = unsafe { leaf::<T>(node) };
-    let i = Portable::first_above(&here.ends, key);
+    let i = first_above(&here.ends, key);
     if i > 0 {
         // SAFETY: T7; entries below the first end above the key exist.
         return Some(unsafe { entry(here, i - 1) });
@@ -179,13 +179,13 @@ impl<'g, T: Record> Iter<'g, T> {
         for _ in 0..root.height() {
             // SAFETY: T7, T2.
             let inner = unsafe { inner(node) };
-            let i = Portable::first_above(&inner.pivots, from);
+            let i = first_above(&inner.pivots, from);
             iter.path.push((inner, i + 1));
             node = inner.children[i].load(Ordering::Acquire);
         }
         // SAFETY: T7, T2.
         let leaf = unsafe { leaf::<T>(node) };
-        iter.next = Portable::first_above(&leaf.ends, from);
+        iter.next = first_above(&leaf.ends, from);
         iter.leaf = Some(leaf);
         iter
     }

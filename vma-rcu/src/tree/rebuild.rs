@@ -18,11 +18,12 @@ use super::node::{
     inner, leaf,
 };
 use super::pool::{Pool, node_word};
-use super::search::{Portable, Search};
+use super::search::first_above;
 use super::write::{Edit, New};
 use super::{EditError, Record};
 use crate::sync::atomic::{AtomicPtr, Ordering};
 use smallvec::SmallVec;
+use std::ops::Range;
 use std::ptr::NonNull;
 
 /// A node on its way into its parent.
@@ -220,19 +221,18 @@ impl<T: Record> Rebuild<'_, T> {
         exclusive: bool,
         edits: &[Edit],
     ) -> Result<Effect, EditError> {
-        let len = inner.len();
         let (lowest, highest) = match edits {
             [] => return Ok(Effect::Same),
             [first, .., last] => (first.lo, last.hi),
             [only] => (only.lo, only.hi),
         };
-        let first = Portable::first_above(&inner.pivots, lowest);
-        let last = Portable::first_above(&inner.pivots, highest - 1).min(len - 1);
+        let first = first_above(&inner.pivots, lowest);
+        let child = child_cover(inner, first, cover);
         let mark = self.scratch.items.len();
-        if first != last {
+        if highest > child.hi {
+            let last = first_above(&inner.pivots, highest - 1);
             return self.several(inner, height, cover, first..last + 1, edits);
         }
-        let child = child_cover(inner, first, len, cover);
         let parent = exclusive.then_some(inner.birth);
         match self.node(inner.child(first), height - 1, child, parent, edits)? {
             Effect::Same => Ok(Effect::Same),
@@ -253,11 +253,12 @@ impl<T: Record> Rebuild<'_, T> {
                         return Ok(Effect::Published { gap });
                     }
                 }
-                self.note_end(inner, first, len, child, mark)?;
+                self.note_end(inner, first, child, mark)?;
+                let len = inner.len();
                 let made = self.scratch.items.len() - mark;
-                self.keep(inner, 0..first, len, cover.hi)?;
+                self.keep(inner, 0..first, cover.hi)?;
                 self.scratch.items[mark..].rotate_left(made);
-                self.keep(inner, first + 1..len, len, cover.hi)?;
+                self.keep(inner, first + 1..len, cover.hi)?;
                 self.finish(inner, height, cover.lo, mark)
             }
         }
@@ -269,20 +270,19 @@ impl<T: Record> Rebuild<'_, T> {
         inner: &Inner,
         height: usize,
         cover: Cover,
-        touched: std::ops::Range<usize>,
+        touched: Range<usize>,
         edits: &[Edit],
     ) -> Result<Effect, EditError> {
-        let len = inner.len();
         let mark = self.scratch.items.len();
         let mut changed = false;
         // Edits whose new entries have found their child.
         let mut placed = 0;
-        self.keep(inner, 0..touched.start, len, cover.hi)?;
-        let mut lo = child_cover(inner, touched.start, len, cover).lo;
+        self.keep(inner, 0..touched.start, cover.hi)?;
+        let mut lo = child_cover(inner, touched.start, cover).lo;
         for i in touched.clone() {
             let child = Cover {
                 lo,
-                ..child_cover(inner, i, len, cover)
+                ..child_cover(inner, i, cover)
             };
             // The old end of the child before, where the edits are cut; the first child gets all below.
             let cut = if i == touched.start {
@@ -294,10 +294,10 @@ impl<T: Record> Rebuild<'_, T> {
             let before = self.scratch.items.len();
             let effect = self.node(inner.child(i), height - 1, child, None, &clipped)?;
             if let Effect::Same = effect {
-                self.keep(inner, i..i + 1, len, cover.hi)?;
+                self.keep(inner, i..i + 1, cover.hi)?;
             } else {
                 changed = true;
-                self.note_end(inner, i, len, child, before)?;
+                self.note_end(inner, i, child, before)?;
             }
             lo = self.scratch.items[mark..]
                 .last()
@@ -307,7 +307,7 @@ impl<T: Record> Rebuild<'_, T> {
             self.scratch.items.truncate(mark);
             return Ok(Effect::Same);
         }
-        self.keep(inner, touched.end..len, len, cover.hi)?;
+        self.keep(inner, touched.end..inner.len(), cover.hi)?;
         self.finish(inner, height, cover.lo, mark)
     }
 
@@ -326,17 +326,12 @@ impl<T: Record> Rebuild<'_, T> {
     }
 
     /// The children `range` of `inner` stay as they are.
-    fn keep(
-        &mut self,
-        inner: &Inner,
-        range: std::ops::Range<usize>,
-        len: usize,
-        hi: u64,
-    ) -> Result<(), EditError> {
+    fn keep(&mut self, inner: &Inner, range: Range<usize>, hi: u64) -> Result<(), EditError> {
         for i in range {
+            let pivot = inner.pivots[i];
             let item = Item {
                 node: NonNull::new(inner.child(i)).ok_or(EditError::OutOfMemory)?,
-                last: if i + 1 < len { inner.pivots[i] } else { hi },
+                last: if pivot == PAD { hi } else { pivot },
                 gap: inner.gap(i),
                 fresh: None,
             };
@@ -351,14 +346,13 @@ impl<T: Record> Rebuild<'_, T> {
         &mut self,
         inner: &Inner,
         i: usize,
-        len: usize,
         child: Cover,
         mark: usize,
     ) -> Result<(), EditError> {
-        if i + 1 == len {
+        let old = inner.pivots[i];
+        if old == PAD {
             return Ok(());
         }
-        let old = inner.pivots[i];
         let new = self.scratch.items[mark..]
             .last()
             .map_or(child.lo, |item| item.last);
@@ -384,6 +378,9 @@ impl<T: Record> Rebuild<'_, T> {
         lo: u64,
         edits: &[Edit],
     ) -> Result<Effect, EditError> {
+        if let (Some(leaf), [edit]) = (leaf, edits) {
+            return self.leaf_once(leaf, lo, edit);
+        }
         let mut parts = SmallVec::<[Part<'_, T>; 8]>::new();
         let mut total = 0;
         let mut changed = false;
@@ -414,9 +411,47 @@ impl<T: Record> Rebuild<'_, T> {
         Ok(Effect::Replaced)
     }
 
+    /// A leaf and one edit: by far the most frequent case.
+    fn leaf_once(&mut self, leaf: &Leaf<T>, lo: u64, edit: &Edit) -> Result<Effect, EditError> {
+        let (from, to) = self.cut(leaf, edit)?;
+        if from == to && edit.count == 0 {
+            return Ok(Effect::Same);
+        }
+        self.bury(std::ptr::from_ref(leaf).cast_mut().cast(), 0)?;
+        let old = leaf.len();
+        let len = old - (to - from) + edit.count;
+        if len > LEAF_CAP {
+            let new = Part::New(edit.first, edit.first + edit.count);
+            let parts = [Part::Old(leaf, 0, from), new, Part::Old(leaf, to, old)];
+            self.write_leaves(&parts, len, lo)?;
+        } else if len > 0 {
+            let out = self.new_leaf(len)?;
+            out.ends = leaf.ends;
+            out.starts = leaf.starts;
+            out.records = leaf.records;
+            let rest = from + edit.count;
+            for i in 0..LEAF_CAP - rest {
+                let source = to + i;
+                let (end, start, record) = if source < LEAF_CAP {
+                    (leaf.ends[source], leaf.starts[source], leaf.records[source])
+                } else {
+                    (PAD, PAD, std::ptr::null_mut())
+                };
+                out.ends[rest + i] = end;
+                out.starts[rest + i] = start;
+                out.records[rest + i] = record;
+            }
+            let below = (1 << from) - 1;
+            out.guarded = leaf.guarded & below | leaf.guarded >> to << rest;
+            self.copy(out, from, &Part::New(edit.first, rest), 0, edit.count);
+            self.present(out, len, lo)?;
+        }
+        Ok(Effect::Replaced)
+    }
+
     /// The entries of `leaf` that `edit` removes.
     fn cut(&mut self, leaf: &Leaf<T>, edit: &Edit) -> Result<(usize, usize), EditError> {
-        let from = Portable::first_above(&leaf.ends, edit.lo);
+        let from = first_above(&leaf.ends, edit.lo);
         let mut to = from;
         while to < LEAF_CAP && leaf.starts[to] < edit.hi {
             let (start, end) = (leaf.starts[to], leaf.ends[to]);
@@ -444,11 +479,7 @@ impl<T: Record> Rebuild<'_, T> {
         let mut skip = 0;
         for n in 0..count {
             let len = share(total, count, n);
-            let out = self.pool.leaf().ok_or(EditError::OutOfMemory)?;
-            push(
-                &mut self.scratch.made,
-                (NonNull::from(&mut *out).cast(), len),
-            )?;
+            let out = self.new_leaf(len)?;
             out.guarded = 0;
             let mut at = 0;
             while at < len {
@@ -464,21 +495,33 @@ impl<T: Record> Rebuild<'_, T> {
             }
             out.ends[len..].fill(PAD);
             out.starts[len..].fill(PAD);
-            let last = out.ends[len - 1];
-            let gap = out.max_gap(lo);
-            let node = NonNull::from(out).cast();
-            push(
-                &mut self.scratch.items,
-                Item {
-                    node,
-                    last,
-                    gap,
-                    fresh: Some(len),
-                },
-            )?;
-            lo = last;
+            lo = self.present(out, len, lo)?;
         }
         Ok(())
+    }
+
+    /// Memory for a leaf that will have `len` entries.
+    #[inline]
+    fn new_leaf(&mut self, len: usize) -> Result<&'static mut Leaf<T>, EditError> {
+        let out = self.pool.leaf().ok_or(EditError::OutOfMemory)?;
+        push(
+            &mut self.scratch.made,
+            (NonNull::from(&mut *out).cast(), len),
+        )?;
+        Ok(out)
+    }
+
+    /// A leaf is complete: an item of it. Returns its last end.
+    #[inline]
+    fn present(&mut self, out: &mut Leaf<T>, len: usize, lo: u64) -> Result<u64, EditError> {
+        let item = Item {
+            last: out.ends[len - 1],
+            gap: out.max_gap(lo, len),
+            node: NonNull::from(out).cast(),
+            fresh: Some(len),
+        };
+        push(&mut self.scratch.items, item)?;
+        Ok(item.last)
     }
 
     /// Copies `count` entries of `source` from its entry `skip` on to entry `at` of `out`.
@@ -545,9 +588,8 @@ impl<T: Record> Rebuild<'_, T> {
             for item in pair {
                 // SAFETY: T7: the writer is ours, or we made it; T2.
                 let inner = unsafe { inner(item.node.as_ptr()) };
-                let len = inner.len();
                 let start = self.scratch.items.len();
-                self.keep(inner, 0..len, len, item.last)?;
+                self.keep(inner, 0..inner.len(), item.last)?;
                 self.recall(start);
             }
             self.settle(height - 1, lo, left)?;
@@ -632,14 +674,12 @@ impl<T: Record> Rebuild<'_, T> {
 }
 
 /// The interval of child `i`.
-fn child_cover(inner: &Inner, i: usize, len: usize, cover: Cover) -> Cover {
+#[inline]
+fn child_cover(inner: &Inner, i: usize, cover: Cover) -> Cover {
+    let pivot = inner.pivots[i];
     Cover {
         lo: if i > 0 { inner.pivots[i - 1] } else { cover.lo },
-        hi: if i + 1 < len {
-            inner.pivots[i]
-        } else {
-            cover.hi
-        },
+        hi: if pivot == PAD { cover.hi } else { pivot },
     }
 }
 

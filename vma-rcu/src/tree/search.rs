@@ -22,6 +22,16 @@ impl Search for Portable {
     }
 }
 
+/// [`Search::first_above`] for callers that aren't compiled per kind of search.
+#[inline]
+pub(super) fn first_above(keys: &[u64; LANES], key: u64) -> usize {
+    #[cfg(all(target_arch = "x86_64", not(any(test, loom, small_nodes))))]
+    if available() {
+        return Avx2::first_above(keys, key);
+    }
+    Portable::first_above(keys, key)
+}
+
 #[cfg(all(target_arch = "x86_64", not(any(test, loom, small_nodes))))]
 pub(super) use avx2::{Avx2, available};
 
