@@ -1,0 +1,49 @@
+//! Edits: remove and insert an entry, split one in three and back.
+
+use super::{Context, size_name};
+use crate::peers::IS_NATIVE;
+use crate::peers::contestants::{BARE_BTREE, OURS};
+use crate::peers::harness::{EditEntrant, Sample, rounds};
+use crate::peers::report::Report;
+use crate::peers::row::{Row, Target};
+use crate::peers::stats::Summary;
+
+/// Adds the rows of one size.
+pub fn run(context: Context<'_>, report: &mut Report) {
+    let budget = context.effort.budget;
+    let size = context.workload.len();
+    measure(context, "remove+insert", pair_target(size), &|e| e.pairs(budget), report);
+    measure(context, "split+back", Some(Target::ratio_at_most(0.8)), &|e| e.splits(budget), report);
+}
+
+/// What a pair may cost beside the bare map; set at two sizes.
+fn pair_target(size: usize) -> Option<Target> {
+    match size {
+        10_000 if IS_NATIVE => Some(Target::ratio_at_most(1.6)),
+        10_000 => Some(Target::ratio_at_most(2.0)),
+        100_000 => Some(Target::ratio_at_most(1.2)),
+        _ => None,
+    }
+}
+
+fn measure(
+    context: Context<'_>,
+    section: &str,
+    target: Option<Target>,
+    sample: &dyn Fn(&dyn EditEntrant) -> f64,
+    report: &mut Report,
+) {
+    let entrants: Vec<&dyn EditEntrant> = context.field.edited().collect();
+    let mut contenders: Vec<Sample<'_>> =
+        entrants.iter().map(|&e| Box::new(move || sample(e)) as Sample<'_>).collect();
+    let series = rounds(&mut contenders, context.effort);
+    let summaries: Vec<Summary> = series.iter().map(|samples| Summary::of(samples)).collect();
+    let bare = entrants.iter().position(|e| e.name() == BARE_BTREE).map_or(0.0, |i| summaries[i].median);
+    for (entrant, &summary) in entrants.iter().zip(&summaries) {
+        let line = format!("{} {}", entrant.name(), entrant.build().name());
+        report.add(section, &size_name(context.workload.len()), &line, |name| {
+            let target = target.filter(|_| entrant.name() == OURS);
+            Row::new(name, "ns", summary).beside(BARE_BTREE, bare).target(target)
+        });
+    }
+}

@@ -1,0 +1,104 @@
+//! `vma-bench peers`: the tree and the address space measured beside what one would use instead.
+//!
+//! One process, pinned threads, interleaved rounds ([`harness`]): drift of the machine hits all contestants alike, and
+//! every ratio is of two medians of the same run. All contestants hold the same layout and get the same lists of random
+//! addresses ([`workload`]). A figure is only compared with a target when the target was set for its size and for the
+//! kind of build; the exit status doesn't depend on it.
+
+pub mod cases;
+pub mod contest;
+pub mod contestants;
+pub mod harness;
+pub mod report;
+pub mod row;
+pub mod stats;
+pub mod sys;
+pub mod workload;
+
+use std::io::{self, IsTerminal, Write as _};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use cases::Context;
+use contestants::Field;
+use harness::Effort;
+use report::Report;
+use sys::Seat;
+use workload::Workload;
+
+/// Whether this is a build for a processor with AVX2 (`-C target-cpu=native` here), not for plain x86-64.
+pub const IS_NATIVE: bool = cfg!(target_feature = "avx2");
+
+/// `native` or `plain`.
+pub fn build_kind() -> &'static str {
+    if IS_NATIVE { "native" } else { "plain" }
+}
+
+/// Options of `peers`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct PeersArgs {
+    /// Fewer rounds and sizes: about a minute.
+    #[arg(long)]
+    pub quick: bool,
+    /// One JSON object per figure and line.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Measures everything and prints it. Fails only if the output can't be written.
+pub fn run(args: &PeersArgs) -> ExitCode {
+    let mut report = Report::new(args.json);
+    let cores = sys::cores();
+    if !args.json {
+        header(cores);
+    }
+    sys::sit(Seat::First);
+    let (sizes, effort) = plan(args.quick);
+    for &size in sizes {
+        progress(&format!("{size} entries"));
+        let workload = Workload::new(size);
+        cases::build::bulk(&workload, building(effort, size), &mut report);
+        let field = Field::new(&workload);
+        cases::all(Context { workload: &workload, field: &field, effort }, &mut report);
+    }
+    match report.finish() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "vma-bench: writing the figures: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Sizes of layout, and how much is measured at each.
+fn plan(quick: bool) -> (&'static [usize], Effort) {
+    if quick {
+        (&[1_000, 10_000, 100_000], Effort { rounds: 9, warm_up: 2, budget: Duration::from_millis(1) })
+    } else {
+        (&[100, 1_000, 10_000, 100_000, 1_000_000], Effort { rounds: 31, warm_up: 3, budget: Duration::from_millis(3) })
+    }
+}
+
+/// A build takes as long as it takes: fewer rounds where it's long.
+fn building(effort: Effort, size: usize) -> Effort {
+    match size {
+        0..100_000 => effort,
+        100_000..1_000_000 => Effort { rounds: effort.rounds.min(9), warm_up: 1, ..effort },
+        _ => Effort { rounds: 3, warm_up: 1, ..effort },
+    }
+}
+
+fn header(cores: usize) {
+    let mut out = io::stdout().lock();
+    let _ = writeln!(out, "{} build, {cores} cores; targets as set for this kind of build", build_kind());
+    if cores < 2 {
+        let _ = writeln!(out, "one core only: no cases with two threads");
+    }
+}
+
+fn progress(what: &str) {
+    let mut err = io::stderr();
+    if err.is_terminal() {
+        let _ = writeln!(err, "measuring: {what}");
+    }
+}
