@@ -46,6 +46,7 @@ mod pool;
 mod read;
 mod rebuild;
 mod search;
+mod within;
 mod write;
 
 #[cfg(test)]

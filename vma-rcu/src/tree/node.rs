@@ -15,6 +15,7 @@
 //! published and never again. `children` of a live inner node change by single stores (T6). `gaps` are
 //! the writer's own; readers don't touch their lines.
 
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 
 use super::search::first_above;
@@ -120,19 +121,28 @@ impl<T: Record> Leaf<T> {
     /// Largest usable gap below an entry; `lo` is the end of the entry before the first one.
     #[inline]
     pub(super) fn max_gap(&self, lo: u64, len: usize) -> u64 {
-        let len = len.min(LEAF_CAP);
-        let mut previous = lo;
+        self.max_gap_of(lo, 0..len)
+    }
+
+    /// Largest usable gap below one of the entries in `range`.
+    #[inline]
+    pub(super) fn max_gap_of(&self, lo: u64, range: Range<usize>) -> u64 {
+        let range = range.start.min(LEAF_CAP)..range.end.min(LEAF_CAP);
+        let mut previous = match range.start {
+            0 => lo,
+            i => self.ends[i - 1],
+        };
         let mut max = 0;
         if self.guarded == 0 {
-            for (start, end) in self.starts[..len].iter().zip(&self.ends[..len]) {
-                max = max.max(start - previous);
+            for (start, end) in self.starts[range.clone()].iter().zip(&self.ends[range]) {
+                max = max.max(start.wrapping_sub(previous));
                 previous = *end;
             }
-        } else {
-            for i in 0..len {
-                max = max.max(self.gap_end(i).saturating_sub(previous));
-                previous = self.ends[i];
-            }
+            return max;
+        }
+        for i in range {
+            max = max.max(self.gap_end(i).saturating_sub(previous));
+            previous = self.ends[i];
         }
         max
     }

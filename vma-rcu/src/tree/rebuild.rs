@@ -94,6 +94,8 @@ pub(super) struct Scratch<T> {
     pub(super) slot: Option<NonNull<AtomicPtr<()>>>,
     /// What to publish; `None`: nothing changes.
     pub(super) value: Option<NodePtr>,
+    /// The way down to the leaf, for edits within one.
+    pub(super) path: Vec<(NonNull<Inner>, usize)>,
     items: Vec<Item>,
 }
 
@@ -107,6 +109,7 @@ impl<T> Scratch<T> {
             refresh: Vec::new(),
             slot: None,
             value: None,
+            path: Vec::new(),
             items: Vec::new(),
         }
     }
@@ -146,6 +149,15 @@ pub(super) struct Rebuild<'t, T> {
 impl<T: Record> Rebuild<'_, T> {
     /// Fills the scratch with what `edits` (sorted, disjoint) do to the tree.
     pub(super) fn run(&mut self, root: Root, edits: &[Edit]) -> Result<(), EditError> {
+        if let [edit] = edits
+            && self.within_leaf(root, edit)?
+        {
+            return Ok(());
+        }
+        self.anywhere(root, edits)
+    }
+
+    fn anywhere(&mut self, root: Root, edits: &[Edit]) -> Result<(), EditError> {
         let cover = Cover { lo: 0, hi: PAD };
         let height = root.height();
         let effect = if root.is_empty() {
@@ -362,7 +374,7 @@ impl<T: Record> Rebuild<'_, T> {
         Ok(())
     }
 
-    /// Stores `gap` for child `i` at the commit; what that makes of the node's own, if it changes.
+    /// Stores `gap` for child `i` at the commit; what that makes of the node's own gap, if it may change.
     fn store_gap(&mut self, inner: &Inner, i: usize, gap: u64) -> Result<Option<u64>, EditError> {
         if inner.gap(i) == gap {
             return Ok(None);
@@ -378,9 +390,6 @@ impl<T: Record> Rebuild<'_, T> {
         lo: u64,
         edits: &[Edit],
     ) -> Result<Effect, EditError> {
-        if let (Some(leaf), [edit]) = (leaf, edits) {
-            return self.leaf_once(leaf, lo, edit);
-        }
         let mut parts = SmallVec::<[Part<'_, T>; 8]>::new();
         let mut total = 0;
         let mut changed = false;
@@ -411,56 +420,12 @@ impl<T: Record> Rebuild<'_, T> {
         Ok(Effect::Replaced)
     }
 
-    /// A leaf and one edit: by far the most frequent case.
-    fn leaf_once(&mut self, leaf: &Leaf<T>, lo: u64, edit: &Edit) -> Result<Effect, EditError> {
-        let (from, to) = self.cut(leaf, edit)?;
-        if from == to && edit.count == 0 {
-            return Ok(Effect::Same);
-        }
-        self.bury(std::ptr::from_ref(leaf).cast_mut().cast(), 0)?;
-        let old = leaf.len();
-        let len = old - (to - from) + edit.count;
-        if len > LEAF_CAP {
-            let new = Part::New(edit.first, edit.first + edit.count);
-            let parts = [Part::Old(leaf, 0, from), new, Part::Old(leaf, to, old)];
-            self.write_leaves(&parts, len, lo)?;
-        } else if len > 0 {
-            let out = self.new_leaf(len)?;
-            out.ends = leaf.ends;
-            out.starts = leaf.starts;
-            out.records = leaf.records;
-            let rest = from + edit.count;
-            for i in 0..LEAF_CAP - rest {
-                let source = to + i;
-                let (end, start, record) = if source < LEAF_CAP {
-                    (leaf.ends[source], leaf.starts[source], leaf.records[source])
-                } else {
-                    (PAD, PAD, std::ptr::null_mut())
-                };
-                out.ends[rest + i] = end;
-                out.starts[rest + i] = start;
-                out.records[rest + i] = record;
-            }
-            let below = (1 << from) - 1;
-            out.guarded = leaf.guarded & below | leaf.guarded >> to << rest;
-            self.copy(out, from, &Part::New(edit.first, rest), 0, edit.count);
-            self.present(out, len, lo)?;
-        }
-        Ok(Effect::Replaced)
-    }
-
     /// The entries of `leaf` that `edit` removes.
     fn cut(&mut self, leaf: &Leaf<T>, edit: &Edit) -> Result<(usize, usize), EditError> {
         let from = first_above(&leaf.ends, edit.lo);
         let mut to = from;
         while to < LEAF_CAP && leaf.starts[to] < edit.hi {
-            let (start, end) = (leaf.starts[to], leaf.ends[to]);
-            if start < edit.lo || end > edit.hi {
-                let window = edit.lo..edit.hi;
-                return Err(EditError::Straddles { window, start, end });
-            }
-            let record = leaf.records[to];
-            push(&mut self.scratch.removed, Removed { start, end, record })?;
+            self.remove(leaf, to, edit)?;
             to += 1;
         }
         Ok((from, to))
@@ -495,14 +460,15 @@ impl<T: Record> Rebuild<'_, T> {
             }
             out.ends[len..].fill(PAD);
             out.starts[len..].fill(PAD);
-            lo = self.present(out, len, lo)?;
+            let gap = out.max_gap(lo, len);
+            lo = self.present(out, len, gap)?;
         }
         Ok(())
     }
 
     /// Memory for a leaf that will have `len` entries.
     #[inline]
-    fn new_leaf(&mut self, len: usize) -> Result<&'static mut Leaf<T>, EditError> {
+    pub(super) fn new_leaf(&mut self, len: usize) -> Result<&'static mut Leaf<T>, EditError> {
         let out = self.pool.leaf().ok_or(EditError::OutOfMemory)?;
         push(
             &mut self.scratch.made,
@@ -513,10 +479,10 @@ impl<T: Record> Rebuild<'_, T> {
 
     /// A leaf is complete: an item of it. Returns its last end.
     #[inline]
-    fn present(&mut self, out: &mut Leaf<T>, len: usize, lo: u64) -> Result<u64, EditError> {
+    fn present(&mut self, out: &mut Leaf<T>, len: usize, gap: u64) -> Result<u64, EditError> {
         let item = Item {
             last: out.ends[len - 1],
-            gap: out.max_gap(lo, len),
+            gap,
             node: NonNull::from(out).cast(),
             fresh: Some(len),
         };
