@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 
+use super::harness::Span;
 use super::sys;
 use super::workload::{Rec, Workload, address, thirds};
 
@@ -27,7 +28,11 @@ impl Hit {
     /// A hit on `start..end` with its record.
     #[inline(always)]
     pub fn new(start: u64, end: u64, record: &Rec) -> Self {
-        Self { start, end, record: std::ptr::from_ref(record).addr() }
+        Self {
+            start,
+            end,
+            record: std::ptr::from_ref(record).addr(),
+        }
     }
 
     /// One number that depends on all three.
@@ -116,9 +121,25 @@ impl Timing {
 /// Most operations between two looks at the clock.
 const MAX_CHUNK: usize = 1024;
 
+/// [`over_list`] twice: once to warm up, once to measure.
+#[inline(always)]
+fn warmed(list: &[u32], cursor: &mut usize, span: Span, mut step: impl FnMut(&[u32])) -> Timing {
+    let mut timing = Timing::default();
+    // One loop rather than two calls, so that `step` is compiled once.
+    for budget in [span.warm_up, span.measured] {
+        timing = over_list(list, cursor, budget, &mut step);
+    }
+    timing
+}
+
 /// Calls `step` with ever larger pieces of `list`, beginning at `*cursor` and wrapping round, until `budget` is used up.
 #[inline(always)]
-fn over_list(list: &[u32], cursor: &mut usize, budget: Duration, mut step: impl FnMut(&[u32])) -> Timing {
+fn over_list(
+    list: &[u32],
+    cursor: &mut usize,
+    budget: Duration,
+    mut step: impl FnMut(&[u32]),
+) -> Timing {
     let mut ops = 0;
     let mut chunk = 1;
     let begin = Instant::now();
@@ -163,7 +184,7 @@ pub struct Lookups<'a> {
     /// Where in the list to begin; left where the job ended.
     pub cursor: &'a mut usize,
     /// How long.
-    pub budget: Duration,
+    pub span: Span,
     /// In which way.
     pub order: Order,
 }
@@ -174,7 +195,7 @@ impl ReadJob for Lookups<'_> {
     #[inline(always)]
     fn run(self, finder: &mut impl Find) -> Timing {
         match self.order {
-            Order::Independent => over_list(self.pages, self.cursor, self.budget, |pages| {
+            Order::Independent => warmed(self.pages, self.cursor, self.span, |pages| {
                 let mut folded = 0;
                 for &page in pages {
                     if let Some(hit) = finder.find(address(page)) {
@@ -186,7 +207,7 @@ impl ReadJob for Lookups<'_> {
             Order::Dependent => {
                 // Zero, which the compiler can't know: the chain is real, the addresses are those of the list.
                 let zero = black_box(0);
-                over_list(self.pages, self.cursor, self.budget, |pages| {
+                warmed(self.pages, self.cursor, self.span, |pages| {
                     let mut found = 0;
                     for &page in pages {
                         let addr = address(page) ^ (found & zero);
@@ -207,7 +228,7 @@ pub struct TimedLookups<'a> {
     /// Where in the list to begin; left where the job ended.
     pub cursor: &'a mut usize,
     /// How long.
-    pub budget: Duration,
+    pub span: Span,
     /// Ticks per lookup.
     pub tail: &'a mut Histogram<u64>,
     /// Ticks per turn of the empty loop.
@@ -218,8 +239,14 @@ impl ReadJob for TimedLookups<'_> {
     type Out = ();
 
     fn run(self, finder: &mut impl Find) {
-        let Self { pages, cursor, budget, tail, control } = self;
-        over_list(pages, cursor, budget, |pages| {
+        let Self {
+            pages,
+            cursor,
+            span,
+            tail,
+            control,
+        } = self;
+        over_list(pages, cursor, span.measured, |pages| {
             for &page in pages {
                 let addr = black_box(address(page));
                 let begin = sys::ticks();
@@ -251,7 +278,7 @@ pub struct Pairs<'a> {
     /// Where in the list of picks to begin; left where the job ended.
     pub cursor: &'a mut usize,
     /// How long.
-    pub budget: Duration,
+    pub span: Span,
 }
 
 impl EditJob for Pairs<'_> {
@@ -260,7 +287,7 @@ impl EditJob for Pairs<'_> {
     #[inline(always)]
     fn run(self, editor: &mut impl Edit) -> Timing {
         let entries = &self.workload.entries;
-        over_list(&self.workload.picks, self.cursor, self.budget, |picks| {
+        warmed(&self.workload.picks, self.cursor, self.span, |picks| {
             for &pick in picks {
                 let range = &entries[pick as usize];
                 editor.remove(range);
@@ -278,7 +305,7 @@ pub struct Splits<'a> {
     /// Where in the list of picks to begin; left where the job ended.
     pub cursor: &'a mut usize,
     /// How long.
-    pub budget: Duration,
+    pub span: Span,
 }
 
 /// Ids of records that a split makes, apart from those of whole entries.
@@ -292,11 +319,15 @@ impl EditJob for Splits<'_> {
     #[inline(always)]
     fn run(self, editor: &mut impl Edit) -> Timing {
         let entries = &self.workload.entries;
-        over_list(&self.workload.picks, self.cursor, self.budget, |picks| {
+        warmed(&self.workload.picks, self.cursor, self.span, |picks| {
             for &pick in picks {
                 let (id, range) = (u64::from(pick), &entries[pick as usize]);
                 let cuts = thirds(range);
-                editor.split(range, cuts, [Rec::new(id), Rec::new(MIDDLE | id), Rec::new(LAST | id)]);
+                editor.split(
+                    range,
+                    cuts,
+                    [Rec::new(id), Rec::new(MIDDLE | id), Rec::new(LAST | id)],
+                );
                 editor.join(range, cuts, Rec::new(id));
             }
         })

@@ -8,7 +8,8 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 
 use super::contest::{
-    Contestant, Editable, Find, Lookups, Order, Pairs, PairsUntil, ReadJob, Splits, TimedLookups, Timing,
+    Contestant, Editable, Find, Lookups, Order, Pairs, PairsUntil, ReadJob, Splits, TimedLookups,
+    Timing,
 };
 use super::sys::{self, Seat};
 use super::workload::Workload;
@@ -20,8 +21,17 @@ pub struct Effort {
     pub rounds: usize,
     /// Rounds before them that don't.
     pub warm_up: usize,
-    /// Time of one sample.
-    pub budget: Duration,
+    /// How long each sample is.
+    pub span: Span,
+}
+
+/// One sample: the contender's data is brought into the caches first, since the others have just used them.
+#[derive(Debug, Clone, Copy)]
+pub struct Span {
+    /// The same work, not counted.
+    pub warm_up: Duration,
+    /// The work that counts.
+    pub measured: Duration,
 }
 
 /// Takes one sample of one contender: nanoseconds per operation.
@@ -73,7 +83,10 @@ pub struct Tails {
 
 impl Default for Tails {
     fn default() -> Self {
-        Self { lookup: super::contest::histogram(), control: super::contest::histogram() }
+        Self {
+            lookup: super::contest::histogram(),
+            control: super::contest::histogram(),
+        }
     }
 }
 
@@ -86,21 +99,21 @@ pub trait Entrant: Sync {
     /// Bytes allocated per entry once it was built.
     fn bytes_per_entry(&self) -> f64;
     /// Nanoseconds per lookup, one or two threads at it.
-    fn lookups(&self, order: Order, threads: usize, budget: Duration) -> f64;
+    fn lookups(&self, order: Order, threads: usize, span: Span) -> f64;
 }
 
 /// An entrant that can be edited.
 pub trait EditEntrant: Entrant {
     /// Nanoseconds per removal of an entry and its insertion.
-    fn pairs(&self, budget: Duration) -> f64;
+    fn pairs(&self, span: Span) -> f64;
     /// Nanoseconds per split in three and the way back.
-    fn splits(&self, budget: Duration) -> f64;
+    fn splits(&self, span: Span) -> f64;
     /// Nanoseconds per independent lookup beside a thread that does nothing but pairs.
-    fn lookups_beside_writer(&self, budget: Duration) -> f64;
+    fn lookups_beside_writer(&self, span: Span) -> f64;
     /// Whether readers get anything done beside a thread that writes without pause.
     fn survives_writer(&self) -> bool;
     /// Times single lookups, alone or beside that thread.
-    fn tails(&self, beside_writer: bool, budget: Duration, tails: &mut Tails);
+    fn tails(&self, beside_writer: bool, span: Span, tails: &mut Tails);
 }
 
 /// The one implementation of [`Entrant`].
@@ -128,7 +141,10 @@ impl<'w, C: Contestant> Subject<'w, C> {
             workload,
             build,
             bytes: bytes as f64 / workload.len().max(1) as f64,
-            pages: [AtomicUsize::new(0), AtomicUsize::new(workload.pages.len() / 2)],
+            pages: [
+                AtomicUsize::new(0),
+                AtomicUsize::new(workload.pages.len() / 2),
+            ],
             picks: AtomicUsize::new(0),
         })
     }
@@ -139,9 +155,14 @@ impl<'w, C: Contestant> Subject<'w, C> {
     }
 
     /// Runs independent or dependent lookups on this thread; `start` is waited for once the reader is ready.
-    fn look_up(&self, seat: usize, order: Order, budget: Duration, start: &Barrier) -> Timing {
+    fn look_up(&self, seat: usize, order: Order, span: Span, start: &Barrier) -> Timing {
         let mut cursor = self.pages[seat].load(Ordering::Relaxed);
-        let job = Lookups { pages: &self.workload.pages, cursor: &mut cursor, budget, order };
+        let job = Lookups {
+            pages: &self.workload.pages,
+            cursor: &mut cursor,
+            span,
+            order,
+        };
         let timing = self.inner.read(Together { job, start });
         self.pages[seat].store(cursor, Ordering::Relaxed);
         timing
@@ -177,19 +198,21 @@ impl<C: Contestant> Entrant for Subject<'_, C> {
         self.bytes
     }
 
-    fn lookups(&self, order: Order, threads: usize, budget: Duration) -> f64 {
+    fn lookups(&self, order: Order, threads: usize, span: Span) -> f64 {
         let start = Barrier::new(threads);
         if threads < 2 {
-            return self.look_up(0, order, budget, &start).ns();
+            return self.look_up(0, order, span, &start).ns();
         }
         thread::scope(|scope| {
             let other = scope.spawn(|| {
                 sys::sit(Seat::Second);
-                self.look_up(1, order, budget, &start)
+                self.look_up(1, order, span, &start)
             });
-            let mine = self.look_up(0, order, budget, &start).ns();
+            let mine = self.look_up(0, order, span, &start).ns();
             // A panic over there has been reported; its sample is lost.
-            other.join().map_or(mine, |theirs| f64::midpoint(mine, theirs.ns()))
+            other
+                .join()
+                .map_or(mine, |theirs| f64::midpoint(mine, theirs.ns()))
         })
     }
 }
@@ -201,7 +224,11 @@ impl<C: Editable> Subject<'_, C> {
         thread::scope(|scope| {
             let writer = scope.spawn(|| {
                 sys::sit(Seat::Second);
-                self.inner.edit(PairsUntil { workload: self.workload, stop: &stop, done: &done });
+                self.inner.edit(PairsUntil {
+                    workload: self.workload,
+                    stop: &stop,
+                    done: &done,
+                });
             });
             while done.load(Ordering::Relaxed) == 0 && !writer.is_finished() {
                 std::hint::spin_loop();
@@ -214,16 +241,24 @@ impl<C: Editable> Subject<'_, C> {
 }
 
 impl<C: Editable> EditEntrant for Subject<'_, C> {
-    fn pairs(&self, budget: Duration) -> f64 {
+    fn pairs(&self, span: Span) -> f64 {
         let mut cursor = self.picks.load(Ordering::Relaxed);
-        let timing = self.inner.edit(Pairs { workload: self.workload, cursor: &mut cursor, budget });
+        let timing = self.inner.edit(Pairs {
+            workload: self.workload,
+            cursor: &mut cursor,
+            span,
+        });
         self.picks.store(cursor, Ordering::Relaxed);
         timing.ns()
     }
 
-    fn splits(&self, budget: Duration) -> f64 {
+    fn splits(&self, span: Span) -> f64 {
         let mut cursor = self.picks.load(Ordering::Relaxed);
-        let timing = self.inner.edit(Splits { workload: self.workload, cursor: &mut cursor, budget });
+        let timing = self.inner.edit(Splits {
+            workload: self.workload,
+            cursor: &mut cursor,
+            span,
+        });
         self.picks.store(cursor, Ordering::Relaxed);
         timing.ns()
     }
@@ -232,22 +267,29 @@ impl<C: Editable> EditEntrant for Subject<'_, C> {
         C::SURVIVES_WRITER
     }
 
-    fn lookups_beside_writer(&self, budget: Duration) -> f64 {
-        self.beside_writer(|| self.look_up(0, Order::Independent, budget, &Barrier::new(1)).ns())
+    fn lookups_beside_writer(&self, span: Span) -> f64 {
+        self.beside_writer(|| {
+            self.look_up(0, Order::Independent, span, &Barrier::new(1))
+                .ns()
+        })
     }
 
-    fn tails(&self, beside_writer: bool, budget: Duration, tails: &mut Tails) {
+    fn tails(&self, beside_writer: bool, span: Span, tails: &mut Tails) {
         let mut cursor = self.pages[0].load(Ordering::Relaxed);
         let mut read = || {
             self.inner.read(TimedLookups {
                 pages: &self.workload.pages,
                 cursor: &mut cursor,
-                budget,
+                span,
                 tail: &mut tails.lookup,
                 control: &mut tails.control,
             });
         };
-        if beside_writer { self.beside_writer(read) } else { read() }
+        if beside_writer {
+            self.beside_writer(read)
+        } else {
+            read()
+        }
         self.pages[0].store(cursor, Ordering::Relaxed);
     }
 }
@@ -270,7 +312,14 @@ mod tests {
                 }) as Sample<'_>
             })
             .collect();
-        let effort = Effort { rounds: 2, warm_up: 1, budget: Duration::ZERO };
+        let effort = Effort {
+            rounds: 2,
+            warm_up: 1,
+            span: Span {
+                warm_up: Duration::ZERO,
+                measured: Duration::ZERO,
+            },
+        };
         let samples = rounds(&mut contenders, effort);
         assert_eq!(samples, [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]);
         assert_eq!(*order.borrow(), [0, 1, 2, 1, 2, 0, 2, 0, 1]);

@@ -5,6 +5,11 @@
 //! addresses ([`workload`]). A figure is only compared with a target when the target was set for its size and for the
 //! kind of build; the exit status doesn't depend on it.
 
+#![expect(
+    clippy::cast_precision_loss,
+    reason = "counts and nanoseconds of a run are far below 2^52"
+)]
+
 pub mod cases;
 pub mod contest;
 pub mod contestants;
@@ -21,7 +26,7 @@ use std::time::Duration;
 
 use cases::Context;
 use contestants::Field;
-use harness::Effort;
+use harness::{Effort, Span};
 use report::Report;
 use sys::Seat;
 use workload::Workload;
@@ -43,6 +48,9 @@ pub struct PeersArgs {
     /// One JSON object per figure and line.
     #[arg(long)]
     pub json: bool,
+    /// Only layouts of N entries (can be given several times).
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub size: Vec<u32>,
 }
 
 /// Measures everything and prints it. Fails only if the output can't be written.
@@ -53,13 +61,22 @@ pub fn run(args: &PeersArgs) -> ExitCode {
         header(cores);
     }
     sys::sit(Seat::First);
-    let (sizes, effort) = plan(args.quick);
-    for &size in sizes {
+    let (usual, effort) = plan(args.quick);
+    let asked: Vec<usize> = args.size.iter().map(|&size| size as usize).collect();
+    for &size in if asked.is_empty() { usual } else { &asked } {
         progress(&format!("{size} entries"));
         let workload = Workload::new(size);
         cases::build::bulk(&workload, building(effort, size), &mut report);
         let field = Field::new(&workload);
-        cases::all(Context { workload: &workload, field: &field, effort }, &mut report);
+        let effort = at_size(effort, size);
+        cases::all(
+            Context {
+                workload: &workload,
+                field: &field,
+                effort,
+            },
+            &mut report,
+        );
     }
     match report.finish() {
         Ok(()) => ExitCode::SUCCESS,
@@ -70,12 +87,50 @@ pub fn run(args: &PeersArgs) -> ExitCode {
     }
 }
 
-/// Sizes of layout, and how much is measured at each.
+/// Sizes of layout, and how much is measured.
 fn plan(quick: bool) -> (&'static [usize], Effort) {
     if quick {
-        (&[1_000, 10_000, 100_000], Effort { rounds: 9, warm_up: 2, budget: Duration::from_millis(1) })
+        let span = Span {
+            warm_up: Duration::from_micros(500),
+            measured: Duration::from_millis(1),
+        };
+        (
+            &[1_000, 10_000, 100_000],
+            Effort {
+                rounds: 9,
+                warm_up: 2,
+                span,
+            },
+        )
     } else {
-        (&[100, 1_000, 10_000, 100_000, 1_000_000], Effort { rounds: 31, warm_up: 3, budget: Duration::from_millis(3) })
+        let span = Span {
+            warm_up: Duration::from_millis(1),
+            measured: Duration::from_millis(3),
+        };
+        (
+            &[100, 1_000, 10_000, 100_000, 1_000_000],
+            Effort {
+                rounds: 31,
+                warm_up: 2,
+                span,
+            },
+        )
+    }
+}
+
+/// Large structures take longer until they are back in the cache.
+fn at_size(effort: Effort, size: usize) -> Effort {
+    let warm_up = if size < 100_000 {
+        effort.span.warm_up
+    } else {
+        effort.span.warm_up * 16
+    };
+    Effort {
+        span: Span {
+            warm_up,
+            ..effort.span
+        },
+        ..effort
     }
 }
 
@@ -83,14 +138,26 @@ fn plan(quick: bool) -> (&'static [usize], Effort) {
 fn building(effort: Effort, size: usize) -> Effort {
     match size {
         0..100_000 => effort,
-        100_000..1_000_000 => Effort { rounds: effort.rounds.min(9), warm_up: 1, ..effort },
-        _ => Effort { rounds: 3, warm_up: 1, ..effort },
+        100_000..1_000_000 => Effort {
+            rounds: effort.rounds.min(9),
+            warm_up: 1,
+            ..effort
+        },
+        _ => Effort {
+            rounds: 3,
+            warm_up: 1,
+            ..effort
+        },
     }
 }
 
 fn header(cores: usize) {
     let mut out = io::stdout().lock();
-    let _ = writeln!(out, "{} build, {cores} cores; targets as set for this kind of build", build_kind());
+    let _ = writeln!(
+        out,
+        "{} build, {cores} cores; targets as set for this kind of build",
+        build_kind()
+    );
     if cores < 2 {
         let _ = writeln!(out, "one core only: no cases with two threads");
     }

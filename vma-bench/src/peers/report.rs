@@ -26,19 +26,33 @@ struct Cell {
 impl Report {
     /// An empty report.
     pub fn new(json: bool) -> Self {
-        Self { json, ..Self::default() }
+        Self {
+            json,
+            ..Self::default()
+        }
     }
 
     /// Adds the figure of `line` in `column` of the table `section`; the three make the row's name. Of several figures
     /// for one place (one for each baseline) the table shows the first.
-    pub fn add(&mut self, section: &str, column: &str, line: &str, make: impl FnOnce(String) -> Row) {
+    pub fn add(
+        &mut self,
+        section: &str,
+        column: &str,
+        line: &str,
+        make: impl FnOnce(String) -> Row,
+    ) {
         let row = make(format!("{section}/{column}/{line}"));
         if self.json
             && let Err(error) = json_line(&row)
         {
             self.broken_pipe.get_or_insert(error);
         }
-        self.cells.push(Cell { section: section.to_owned(), line: line.to_owned(), column: column.to_owned(), row });
+        self.cells.push(Cell {
+            section: section.to_owned(),
+            line: line.to_owned(),
+            column: column.to_owned(),
+            row,
+        });
     }
 
     /// Prints what hasn't been printed yet.
@@ -67,8 +81,16 @@ impl Report {
         let columns = distinct(cells().map(|cell| cell.column.as_str()));
         let lines = distinct(cells().map(|cell| cell.line.as_str()));
         let unit = cells().next().map_or("", |cell| cell.row.unit.as_str());
-        let width = lines.iter().map(|line| line.len()).max().unwrap_or(0).max(section.len());
-        let mut text = format!("\n{section:width$}  [{unit}, median and quartile spread]\n{:width$}", "");
+        let width = lines
+            .iter()
+            .map(|line| line.len())
+            .max()
+            .unwrap_or(0)
+            .max(section.len());
+        let mut text = format!(
+            "\n{section:width$}  [{unit}, median and quartile spread]\n{:width$}",
+            ""
+        );
         for column in &columns {
             let _ = write!(text, "  {column:>16}");
         }
@@ -90,7 +112,11 @@ impl Report {
         rows.sort_by_key(|row| row.holds);
         let mut text = String::from("\ntargets\n");
         for row in rows {
-            let verdict = if row.holds == Some(true) { "holds" } else { "MISSES" };
+            let verdict = if row.holds == Some(true) {
+                "holds"
+            } else {
+                "MISSES"
+            };
             let (shown, unit) = match row.target_on {
                 Some(TargetOn::Ratio) => (row.ratio, "x"),
                 _ => (Some(row.value), row.unit.as_str()),
@@ -98,20 +124,38 @@ impl Report {
             let shown = shown.map_or_else(|| String::from("?"), |shown| format!("{shown:.2}"));
             let target = row.target.unwrap_or_default();
             let baseline = row.baseline_name.as_deref().unwrap_or("");
-            let beside = if row.target_on == Some(TargetOn::Ratio) { baseline } else { "" };
-            let _ = writeln!(text, "{verdict:6}  {shown:>8} <= {target} {unit} {beside:24}  {}", row.row);
+            let beside = if row.target_on == Some(TargetOn::Ratio) {
+                baseline
+            } else {
+                ""
+            };
+            let _ = writeln!(
+                text,
+                "{verdict:6}  {shown:>8} <= {target} {unit} {beside:24}  {}",
+                row.row
+            );
         }
         text
     }
 
     fn rows_with_target(&self) -> impl Iterator<Item = &Row> {
-        self.cells.iter().map(|cell| &cell.row).filter(|row| row.target.is_some())
+        self.cells
+            .iter()
+            .map(|cell| &cell.row)
+            .filter(|row| row.target.is_some())
     }
 
     fn verdict(&self) -> String {
         let total = self.rows_with_target().count();
-        let held = self.rows_with_target().filter(|row| row.holds == Some(true)).count();
-        format!("{} build: {held} of {total} targets hold, {} missed", super::build_kind(), total - held)
+        let held = self
+            .rows_with_target()
+            .filter(|row| row.holds == Some(true))
+            .count();
+        format!(
+            "{} build: {held} of {total} targets hold, {} missed",
+            super::build_kind(),
+            total - held
+        )
     }
 }
 
@@ -120,7 +164,11 @@ fn figure(row: &Row) -> String {
         value if value < 100.0 => format!("{value:.1}"),
         value => format!("{value:.0}"),
     };
-    if row.samples > 1 { format!("{value} ±{:>2.0}%", row.spread) } else { value }
+    if row.samples > 1 {
+        format!("{value} ±{:>2.0}%", row.spread)
+    } else {
+        value
+    }
 }
 
 /// Each once, in order of first appearance.
@@ -142,10 +190,16 @@ mod tests {
 
     fn sample() -> Report {
         let mut report = Report::default();
-        let summary = Summary { median: 12.0, spread: 3.0, samples: 9 };
+        let summary = Summary {
+            median: 12.0,
+            spread: 3.0,
+            samples: 9,
+        };
         for (column, limit) in [("1k", 20.0), ("10k", 10.0)] {
             report.add("case", column, "tree", |name| {
-                Row::new(name, "ns", summary).beside("map", 24.0).target(Some(Target::at_most(limit)))
+                Row::new(name, "ns", summary)
+                    .beside("map", 24.0)
+                    .target(Some(Target::at_most(limit)))
             });
             report.add("case", column, "map", |name| Row::new(name, "ns", summary));
         }
@@ -164,7 +218,13 @@ mod tests {
     #[test]
     fn misses_come_first_and_are_counted() {
         let report = sample();
-        assert!(report.targets().lines().nth(2).is_some_and(|line| line.starts_with("MISSES")));
+        assert!(
+            report
+                .targets()
+                .lines()
+                .nth(2)
+                .is_some_and(|line| line.starts_with("MISSES"))
+        );
         assert!(report.verdict().ends_with("1 of 2 targets hold, 1 missed"));
     }
 }

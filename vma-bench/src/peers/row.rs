@@ -35,12 +35,20 @@ pub struct Target {
 impl Target {
     /// Value / baseline must not exceed `limit`.
     pub fn ratio_at_most(limit: f64) -> Self {
-        Self { on: TargetOn::Ratio, cmp: Cmp::Le, limit }
+        Self {
+            on: TargetOn::Ratio,
+            cmp: Cmp::Le,
+            limit,
+        }
     }
 
     /// The value must not exceed `limit`.
     pub fn at_most(limit: f64) -> Self {
-        Self { on: TargetOn::Value, cmp: Cmp::Le, limit }
+        Self {
+            on: TargetOn::Value,
+            cmp: Cmp::Le,
+            limit,
+        }
     }
 }
 
@@ -107,7 +115,9 @@ impl Row {
     /// Sets a target and says whether it is met. A ratio that couldn't be formed doesn't meet one.
     #[must_use]
     pub fn target(mut self, target: Option<Target>) -> Self {
-        let Some(Target { on, cmp, limit }) = target else { return self };
+        let Some(Target { on, cmp, limit }) = target else {
+            return self;
+        };
         let figure = match on {
             TargetOn::Value => Some(self.value),
             TargetOn::Ratio => self.ratio,
@@ -133,30 +143,60 @@ mod tests {
     use super::*;
 
     fn row(value: f64) -> Row {
-        Row::new("case/x", "ns", Summary { median: value, spread: 1.0, samples: 3 })
+        Row::new(
+            "case/x",
+            "ns",
+            Summary {
+                median: value,
+                spread: 1.0,
+                samples: 3,
+            },
+        )
     }
 
     #[test]
     fn json_has_exactly_the_fields_of_the_schema_in_order() {
-        let json = serde_json::to_string(&row(2.0).beside("b", 4.0).target(Some(Target::ratio_at_most(0.6)))).unwrap();
+        let json = serde_json::to_string(
+            &row(2.0)
+                .beside("b", 4.0)
+                .target(Some(Target::ratio_at_most(0.6))),
+        )
+        .expect("rows are plain data");
         let want = r#"{"suite":"SUITE","row":"case/x","unit":"ns","value":2.0,"baseline":4.0,"baseline_name":"b","ratio":0.5,"target":0.6,"target_on":"ratio","cmp":"le","holds":true,"samples":3,"spread":1.0}"#;
-        assert_eq!(json, want.replace("SUITE", &format!("peers/{}", super::super::build_kind())));
+        assert_eq!(
+            json,
+            want.replace("SUITE", &format!("peers/{}", super::super::build_kind()))
+        );
     }
 
     #[test]
     fn no_target_leaves_its_four_fields_null() {
         let row = row(1.0).target(None);
-        assert!(row.target.is_none() && row.target_on.is_none() && row.cmp.is_none() && row.holds.is_none());
+        assert!(
+            row.target.is_none()
+                && row.target_on.is_none()
+                && row.cmp.is_none()
+                && row.holds.is_none()
+        );
     }
 
     #[test]
     fn target_is_missed_just_above_the_limit() {
-        assert_eq!(row(500.0).target(Some(Target::at_most(500.0))).holds, Some(true));
-        assert_eq!(row(500.001).target(Some(Target::at_most(500.0))).holds, Some(false));
+        assert_eq!(
+            row(500.0).target(Some(Target::at_most(500.0))).holds,
+            Some(true)
+        );
+        assert_eq!(
+            row(500.001).target(Some(Target::at_most(500.0))).holds,
+            Some(false)
+        );
     }
 
     #[test]
     fn ratio_without_baseline_does_not_hold() {
-        assert_eq!(row(1.0).target(Some(Target::ratio_at_most(2.0))).holds, Some(false));
+        assert_eq!(
+            row(1.0).target(Some(Target::ratio_at_most(2.0))).holds,
+            Some(false)
+        );
     }
 }

@@ -18,21 +18,37 @@ impl Summary {
         sorted.sort_by(f64::total_cmp);
         let median = quantile(&sorted, 0.5);
         let iqr = quantile(&sorted, 0.75) - quantile(&sorted, 0.25);
-        let spread = if median == 0.0 { 0.0 } else { 100.0 * iqr / median };
-        Self { median, spread, samples: samples.len() as u64 }
+        let spread = if median == 0.0 {
+            0.0
+        } else {
+            100.0 * iqr / median
+        };
+        Self {
+            median,
+            spread,
+            samples: samples.len() as u64,
+        }
     }
 
     /// One figure that was measured once (bytes).
     pub fn once(value: f64) -> Self {
-        Self { median: value, spread: 0.0, samples: 1 }
+        Self {
+            median: value,
+            spread: 0.0,
+            samples: 1,
+        }
     }
 }
 
 /// Linear interpolation between the two nearest ranks.
 fn quantile(sorted: &[f64], q: f64) -> f64 {
-    let Some(last) = sorted.len().checked_sub(1) else { return 0.0 };
+    let Some(last) = sorted.len().checked_sub(1) else {
+        return 0.0;
+    };
     let rank = q * last as f64;
-    let low = rank.floor() as usize;
+    let low = (0..last)
+        .take_while(|&next| (next + 1) as f64 <= rank)
+        .count();
     let high = (low + 1).min(last);
     sorted[low] + (sorted[high] - sorted[low]) * (rank - low as f64)
 }
@@ -55,6 +71,13 @@ mod tests {
 
     #[test]
     fn empty_series_is_zero() {
-        assert_eq!(Summary::of(&[]), Summary { median: 0.0, spread: 0.0, samples: 0 });
+        assert_eq!(
+            Summary::of(&[]),
+            Summary {
+                median: 0.0,
+                spread: 0.0,
+                samples: 0
+            }
+        );
     }
 }

@@ -1,18 +1,23 @@
 //! The system below the measurements: an allocator that can count, a clock for single calls, cores to pin to.
 
-#![expect(unsafe_code, reason = "a global allocator and the time stamp counter can't be had otherwise")]
+#![expect(
+    unsafe_code,
+    reason = "a global allocator and the time stamp counter can't be had otherwise"
+)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use core_affinity::CoreId;
 
 /// Whether allocations are counted. Relaxed: set and read by the one measuring thread; others' counts don't matter.
 static COUNTING: AtomicBool = AtomicBool::new(false);
-/// Bytes asked for minus bytes given back while counting. Relaxed: a statistic that orders nothing.
-static LIVE: AtomicI64 = AtomicI64::new(0);
+/// Bytes asked for while counting. Relaxed: a statistic that orders nothing.
+static TAKEN: AtomicUsize = AtomicUsize::new(0);
+/// Bytes given back while counting. Relaxed, as above.
+static GIVEN: AtomicUsize = AtomicUsize::new(0);
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -20,9 +25,10 @@ static ALLOCATOR: Counting = Counting;
 /// The system's allocator; counts requested bytes while [`live_bytes`] runs.
 struct Counting;
 
-fn count(bytes: i64) {
+#[inline]
+fn count(counter: &AtomicUsize, bytes: usize) {
     if COUNTING.load(Ordering::Relaxed) {
-        LIVE.fetch_add(bytes, Ordering::Relaxed);
+        counter.fetch_add(bytes, Ordering::Relaxed);
     }
 }
 
@@ -30,28 +36,29 @@ fn count(bytes: i64) {
 unsafe impl GlobalAlloc for Counting {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as i64);
+        count(&TAKEN, layout.size());
         // SAFETY: the caller's promise about `layout` is passed on.
         unsafe { System.alloc(layout) }
     }
 
     #[inline]
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as i64);
+        count(&TAKEN, layout.size());
         // SAFETY: the caller's promise about `layout` is passed on.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     #[inline]
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        count(-(layout.size() as i64));
+        count(&GIVEN, layout.size());
         // SAFETY: `ptr` came from `System` with this layout, as the caller promises.
         unsafe { System.dealloc(ptr, layout) }
     }
 
     #[inline]
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        count(new_size as i64 - layout.size() as i64);
+        count(&GIVEN, layout.size());
+        count(&TAKEN, new_size);
         // SAFETY: `ptr` came from `System` with this layout, as the caller promises.
         unsafe { System.realloc(ptr, layout, new_size) }
     }
@@ -59,12 +66,18 @@ unsafe impl GlobalAlloc for Counting {
 
 /// Runs `make` and says how many bytes it left allocated (as requested, without the allocator's own overhead).
 /// Not for two threads at once.
-pub fn live_bytes<T>(make: impl FnOnce() -> T) -> (T, i64) {
-    LIVE.store(0, Ordering::Relaxed);
+pub fn live_bytes<T>(make: impl FnOnce() -> T) -> (T, usize) {
+    TAKEN.store(0, Ordering::Relaxed);
+    GIVEN.store(0, Ordering::Relaxed);
     COUNTING.store(true, Ordering::Relaxed);
-    let made = make();
+    let result = make();
     COUNTING.store(false, Ordering::Relaxed);
-    (made, LIVE.load(Ordering::Relaxed))
+    (
+        result,
+        TAKEN
+            .load(Ordering::Relaxed)
+            .saturating_sub(GIVEN.load(Ordering::Relaxed)),
+    )
 }
 
 /// A point in time in units of [`tick_ns`], read after everything before it has finished.

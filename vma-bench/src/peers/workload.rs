@@ -75,7 +75,12 @@ impl Workload {
         let shuffled = shuffle(count, &mut rng);
         let pages = (0..list).map(|_| random_page(&entries, &mut rng)).collect();
         let picks = (0..list).map(|_| rng.below(count as u64) as u32).collect();
-        Self { entries, shuffled, pages, picks }
+        Self {
+            entries,
+            shuffled,
+            pages,
+            picks,
+        }
     }
 
     /// Number of entries.
@@ -90,12 +95,18 @@ impl Workload {
 
     /// The ranges in random order, each with its index.
     pub fn in_random_order(&self) -> impl Iterator<Item = (u64, Range<u64>)> + '_ {
-        self.shuffled.iter().map(|&i| (u64::from(i), self.entries[i as usize].clone()))
+        self.shuffled
+            .iter()
+            .map(|&i| (u64::from(i), self.entries[i as usize].clone()))
     }
 
     /// The ranges in ascending order, each with its index.
     pub fn sorted(&self) -> impl Iterator<Item = (u64, Range<u64>)> + '_ {
-        self.entries.iter().cloned().enumerate().map(|(i, range)| (i as u64, range))
+        self.entries
+            .iter()
+            .cloned()
+            .enumerate()
+            .map(|(i, range)| (i as u64, range))
     }
 
     /// First byte past the layout.

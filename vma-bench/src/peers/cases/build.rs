@@ -5,8 +5,10 @@ use std::time::Instant;
 
 use super::{Context, size_name};
 use crate::peers::contest::Contestant;
-use crate::peers::contestants::{BARE_BTREE, LOCKED_BTREE, OURS, btree, concurrent, ours, rangemap, sorted_vec};
-use crate::peers::harness::{Build, Effort, Sample, rounds};
+use crate::peers::contestants::{
+    BARE_BTREE, LOCKED_BTREE, OURS, btree, concurrent, ours, rangemap, sorted_vec,
+};
+use crate::peers::harness::{Build, Effort, Entrant, Sample, rounds};
 use crate::peers::report::Report;
 use crate::peers::row::{Row, Target};
 use crate::peers::stats::Summary;
@@ -36,12 +38,21 @@ pub fn bulk(workload: &Workload, effort: Effort, report: &mut Report) {
         builder::<concurrent::Skip>(workload),
     ];
     let series = rounds(&mut contenders, effort);
-    let baseline = series.get(1).map_or(0.0, |samples| Summary::of(samples).median);
+    let baseline = series
+        .get(1)
+        .map_or(0.0, |samples| Summary::of(samples).median);
     for (name, samples) in names.into_iter().zip(&series) {
-        report.add("bulk build, per entry", &size_name(workload.len()), name, |row| {
-            let target = (name == OURS).then(|| Target::at_most(PER_ENTRY));
-            Row::new(row, "ns", Summary::of(samples)).beside(BARE_BTREE, baseline).target(target)
-        });
+        report.add(
+            "bulk build, per entry",
+            &size_name(workload.len()),
+            name,
+            |row| {
+                let target = (name == OURS).then(|| Target::at_most(PER_ENTRY));
+                Row::new(row, "ns", Summary::of(samples))
+                    .beside(BARE_BTREE, baseline)
+                    .target(target)
+            },
+        );
     }
 }
 
@@ -58,13 +69,23 @@ fn builder<C: Contestant>(workload: &Workload) -> Sample<'_> {
 /// Adds the bytes per entry that the structures of a field took when they had been built, records included.
 pub fn memory(context: Context<'_>, report: &mut Report) {
     let bytes = |name: &str, build: Build| {
-        context.field.all().find(|e| e.name() == name && e.build() == build).map_or(0.0, |e| e.bytes_per_entry())
+        context
+            .field
+            .all()
+            .find(|e| e.name() == name && e.build() == build)
+            .map_or(0.0, Entrant::bytes_per_entry)
     };
     for entrant in context.field.all() {
         let line = format!("{} {}", entrant.name(), entrant.build().name());
-        report.add("memory per entry", &size_name(context.workload.len()), &line, |name| {
-            let baseline = bytes(LOCKED_BTREE, entrant.build());
-            Row::new(name, "bytes", Summary::once(entrant.bytes_per_entry())).beside(LOCKED_BTREE, baseline)
-        });
+        report.add(
+            "memory per entry",
+            &size_name(context.workload.len()),
+            &line,
+            |name| {
+                let baseline = bytes(LOCKED_BTREE, entrant.build());
+                Row::new(name, "bytes", Summary::once(entrant.bytes_per_entry()))
+                    .beside(LOCKED_BTREE, baseline)
+            },
+        );
     }
 }

@@ -10,10 +10,22 @@ use crate::peers::stats::Summary;
 
 /// Adds the rows of one size.
 pub fn run(context: Context<'_>, report: &mut Report) {
-    let budget = context.effort.budget;
+    let span = context.effort.span;
     let size = context.workload.len();
-    measure(context, "remove+insert", pair_target(size), &|e| e.pairs(budget), report);
-    measure(context, "split+back", Some(Target::ratio_at_most(0.8)), &|e| e.splits(budget), report);
+    measure(
+        context,
+        "remove+insert",
+        pair_target(size),
+        &|e| e.pairs(span),
+        report,
+    );
+    measure(
+        context,
+        "split+back",
+        Some(Target::ratio_at_most(0.8)),
+        &|e| e.splits(span),
+        report,
+    );
 }
 
 /// What a pair may cost beside the bare map; set at two sizes.
@@ -34,16 +46,23 @@ fn measure(
     report: &mut Report,
 ) {
     let entrants: Vec<&dyn EditEntrant> = context.field.edited().collect();
-    let mut contenders: Vec<Sample<'_>> =
-        entrants.iter().map(|&e| Box::new(move || sample(e)) as Sample<'_>).collect();
+    let mut contenders: Vec<Sample<'_>> = entrants
+        .iter()
+        .map(|&e| Box::new(move || sample(e)) as Sample<'_>)
+        .collect();
     let series = rounds(&mut contenders, context.effort);
     let summaries: Vec<Summary> = series.iter().map(|samples| Summary::of(samples)).collect();
-    let bare = entrants.iter().position(|e| e.name() == BARE_BTREE).map_or(0.0, |i| summaries[i].median);
+    let bare = entrants
+        .iter()
+        .position(|e| e.name() == BARE_BTREE)
+        .map_or(0.0, |i| summaries[i].median);
     for (entrant, &summary) in entrants.iter().zip(&summaries) {
         let line = format!("{} {}", entrant.name(), entrant.build().name());
         report.add(section, &size_name(context.workload.len()), &line, |name| {
             let target = target.filter(|_| entrant.name() == OURS);
-            Row::new(name, "ns", summary).beside(BARE_BTREE, bare).target(target)
+            Row::new(name, "ns", summary)
+                .beside(BARE_BTREE, bare)
+                .target(target)
         });
     }
 }

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use vma_rcu::tree::GapRequest;
 
 use super::{Context, size_name};
 use crate::peers::contest::Contestant;
 use crate::peers::contestants::ours::Ours;
-use crate::peers::harness::{Sample, rounds};
+use crate::peers::harness::{Sample, Span, rounds};
 use crate::peers::report::Report;
 use crate::peers::row::{Row, Target};
 use crate::peers::stats::Summary;
@@ -39,11 +39,11 @@ pub fn run(context: Context<'_>, report: &mut Report) {
     let map: BTreeMap<u64, u64> = workload.entries.iter().map(|e| (e.start, e.end)).collect();
     for fit in [Fit::Lowest, Fit::Highest] {
         let requests = requests(workload, fit);
-        let budget = context.effort.budget;
+        let span = context.effort.span;
         let (mut ours_at, mut walk_at) = (0, 0);
         let mut contenders: Vec<Sample<'_>> = vec![
-            Box::new(|| ours(&tree, fit, &requests, &mut ours_at, budget)),
-            Box::new(|| walk(&map, fit, &requests, &mut walk_at, budget)),
+            Box::new(|| ours(&tree, fit, &requests, &mut ours_at, span)),
+            Box::new(|| walk(&map, fit, &requests, &mut walk_at, span)),
         ];
         let series = rounds(&mut contenders, context.effort);
         let [ours, walked] = [0, 1].map(|i| Summary::of(&series[i]));
@@ -54,7 +54,9 @@ pub fn run(context: Context<'_>, report: &mut Report) {
         let column = size_name(workload.len());
         report.add(section, &column, Ours::NAME, |name| {
             let target = (workload.len() == TARGET_SIZE).then(|| Target::at_most(PER_SEARCH));
-            Row::new(name, "ns", ours).beside(WALK, walked.median).target(target)
+            Row::new(name, "ns", ours)
+                .beside(WALK, walked.median)
+                .target(target)
         });
         report.add(section, &column, WALK, |name| Row::new(name, "ns", walked));
     }
@@ -85,10 +87,10 @@ fn requests(workload: &Workload, fit: Fit) -> Vec<(u64, Range<u64>)> {
 fn over_requests(
     requests: &[(u64, Range<u64>)],
     at: &mut usize,
-    budget: Duration,
+    span: Span,
     mut search: impl FnMut(u64, &Range<u64>) -> Option<u64>,
 ) -> f64 {
-    let (begin, mut done) = (Instant::now(), 0u32);
+    let (mut begin, mut done, mut warm) = (Instant::now(), 0u32, false);
     loop {
         for (len, window) in &requests[*at..*at + CHUNK] {
             black_box(search(*len, window));
@@ -96,21 +98,28 @@ fn over_requests(
         done += CHUNK as u32;
         *at = (*at + CHUNK) % REQUESTS;
         let elapsed = begin.elapsed();
-        if elapsed >= budget {
+        if !warm && elapsed >= span.warm_up {
+            (begin, done, warm) = (Instant::now(), 0, true);
+        } else if warm && elapsed >= span.measured {
             return elapsed.as_nanos() as f64 / f64::from(done);
         }
     }
 }
 
-fn ours(tree: &Ours, fit: Fit, requests: &[(u64, Range<u64>)], at: &mut usize, budget: Duration) -> f64 {
+fn ours(tree: &Ours, fit: Fit, requests: &[(u64, Range<u64>)], at: &mut usize, span: Span) -> f64 {
     let (tree, writer) = tree.halves();
     let writer = writer.lock();
     let view = tree.locked(&writer);
-    over_requests(requests, at, budget, |len, window| {
-        let request = GapRequest { len, align: PAGE, align_offset: 0, window: window.clone() };
+    over_requests(requests, at, span, |len, window| {
+        let request = GapRequest {
+            len,
+            align: 1,
+            align_offset: 0,
+            window: window.clone(),
+        };
         match fit {
-            Fit::Lowest => view.lowest_gap(request),
-            Fit::Highest => view.highest_gap(request),
+            Fit::Lowest => view.lowest_gap(&request),
+            Fit::Highest => view.highest_gap(&request),
         }
     })
 }
@@ -120,9 +129,9 @@ fn walk(
     fit: Fit,
     requests: &[(u64, Range<u64>)],
     at: &mut usize,
-    budget: Duration,
+    span: Span,
 ) -> f64 {
-    over_requests(requests, at, budget, |len, window| match fit {
+    over_requests(requests, at, span, |len, window| match fit {
         Fit::Lowest => walk_up(map, len, window),
         Fit::Highest => walk_down(map, len, window),
     })
@@ -155,8 +164,7 @@ fn walk_down(map: &BTreeMap<u64, u64>, len: u64, window: &Range<u64>) -> Option<
 mod tests {
     use super::*;
 
-    /// Both sides must do the same work, or the ratio says nothing. Alignment is a page, so that Linux's rule (a gap
-    /// must hold `len + align - 1`) differs from an exact fit: the tree is asked for byte alignment here.
+    /// Both sides must do the same work, or the ratio says nothing.
     #[test]
     fn tree_and_walk_find_the_same_gap() {
         let w = Workload::new(3000);
@@ -167,10 +175,15 @@ mod tests {
         let view = index.locked(&writer);
         for fit in [Fit::Lowest, Fit::Highest] {
             for (len, window) in requests(&w, fit) {
-                let request = GapRequest { len, align: 1, align_offset: 0, window: window.clone() };
+                let request = GapRequest {
+                    len,
+                    align: 1,
+                    align_offset: 0,
+                    window: window.clone(),
+                };
                 let (got, want) = match fit {
-                    Fit::Lowest => (view.lowest_gap(request), walk_up(&map, len, &window)),
-                    Fit::Highest => (view.highest_gap(request), walk_down(&map, len, &window)),
+                    Fit::Lowest => (view.lowest_gap(&request), walk_up(&map, len, &window)),
+                    Fit::Highest => (view.highest_gap(&request), walk_down(&map, len, &window)),
                 };
                 assert_eq!(got, want, "{fit:?} {len:#x} {window:x?}");
             }

@@ -29,14 +29,19 @@ pub fn run(context: Context<'_>, report: &mut Report) {
 
 fn measure(context: Context<'_>, order: Order, threads: usize, report: &mut Report) {
     let entrants: Vec<&dyn Entrant> = context.field.all().collect();
-    let budget = context.effort.budget;
-    let mut contenders: Vec<Sample<'_>> =
-        entrants.iter().map(|e| Box::new(move || e.lookups(order, threads, budget)) as Sample<'_>).collect();
+    let span = context.effort.span;
+    let mut contenders: Vec<Sample<'_>> = entrants
+        .iter()
+        .map(|e| Box::new(move || e.lookups(order, threads, span)) as Sample<'_>)
+        .collect();
     let series = rounds(&mut contenders, context.effort);
     let summaries: Vec<Summary> = series.iter().map(|samples| Summary::of(samples)).collect();
     let median = |name: &str, build: Build| {
-        let same = entrants.iter().position(|e| e.name() == name && e.build() == build);
-        same.or_else(|| entrants.iter().position(|e| e.name() == name)).map_or(0.0, |i| summaries[i].median)
+        let same = entrants
+            .iter()
+            .position(|e| e.name() == name && e.build() == build);
+        same.or_else(|| entrants.iter().position(|e| e.name() == name))
+            .map_or(0.0, |i| summaries[i].median)
     };
 
     let section = format!("lookup/{}/{threads}t", order.name());
@@ -48,17 +53,25 @@ fn measure(context: Context<'_>, order: Order, threads: usize, report: &mut Repo
         let baseline = median(LOCKED_BTREE, entrant.build());
         report.add(&section, &column, &line, |name| {
             let target = (targeted && is_ours).then(|| Target::ratio_at_most(btree_share(order)));
-            Row::new(name, "ns", summary).beside(LOCKED_BTREE, baseline).target(target)
+            Row::new(name, "ns", summary)
+                .beside(LOCKED_BTREE, baseline)
+                .target(target)
         });
         if is_ours {
             report.add(&section, &column, &line, |name| {
                 let target = targeted.then(|| Target::ratio_at_most(OF_LIMIT));
-                Row::new(name, "ns", summary).beside(LIMIT, median(LIMIT, Build::Bulk)).target(target)
+                Row::new(name, "ns", summary)
+                    .beside(LIMIT, median(LIMIT, Build::Bulk))
+                    .target(target)
             });
         }
     }
 }
 
 fn btree_share(order: Order) -> f64 {
-    if order == Order::Dependent && !IS_NATIVE { OF_BTREE_DEPENDENT_PLAIN } else { OF_BTREE }
+    if order == Order::Dependent && !IS_NATIVE {
+        OF_BTREE_DEPENDENT_PLAIN
+    } else {
+        OF_BTREE
+    }
 }

@@ -19,7 +19,11 @@ pub fn run(context: Context<'_>, report: &mut Report) {
     if sys::cores() < 2 {
         return;
     }
-    let entrants: Vec<&dyn EditEntrant> = context.field.edited().filter(|e| e.survives_writer()).collect();
+    let entrants: Vec<&dyn EditEntrant> = context
+        .field
+        .edited()
+        .filter(|e| e.survives_writer())
+        .collect();
     medians(context, &entrants, report);
     for beside_writer in [false, true] {
         tails(context, &entrants, beside_writer, report);
@@ -37,64 +41,114 @@ fn slowdown(size: usize) -> Option<Target> {
 
 fn medians(context: Context<'_>, entrants: &[&dyn EditEntrant], report: &mut Report) {
     use crate::peers::contest::Order::Independent;
-    let budget = context.effort.budget;
+    let span = context.effort.span;
     let mut contenders: Vec<Sample<'_>> = Vec::new();
     for &entrant in entrants {
-        contenders.push(Box::new(move || entrant.lookups(Independent, 1, budget)));
-        contenders.push(Box::new(move || entrant.lookups_beside_writer(budget)));
+        contenders.push(Box::new(move || entrant.lookups(Independent, 1, span)));
+        contenders.push(Box::new(move || entrant.lookups_beside_writer(span)));
     }
     let series = rounds(&mut contenders, context.effort);
     for (entrant, pair) in entrants.iter().zip(series.chunks(2)) {
         let [idle, busy] = pair else { continue };
         let line = format!("{} {}", entrant.name(), entrant.build().name());
         let target = slowdown(context.workload.len()).filter(|_| entrant.name() == OURS);
-        report.add("beside a writer/lookup", &size_name(context.workload.len()), &line, |name| {
-            Row::new(name, "ns", Summary::of(busy)).beside("its idle time", Summary::of(idle).median).target(target)
-        });
+        report.add(
+            "beside a writer/lookup",
+            &size_name(context.workload.len()),
+            &line,
+            |name| {
+                Row::new(name, "ns", Summary::of(busy))
+                    .beside("its idle time", Summary::of(idle).median)
+                    .target(target)
+            },
+        );
     }
 }
 
-fn tails(context: Context<'_>, entrants: &[&dyn EditEntrant], beside_writer: bool, report: &mut Report) {
+fn tails(
+    context: Context<'_>,
+    entrants: &[&dyn EditEntrant],
+    beside_writer: bool,
+    report: &mut Report,
+) {
     let mut all: Vec<Tails> = entrants.iter().map(|_| Tails::default()).collect();
-    let budget = context.effort.budget;
+    let span = context.effort.span;
     let mut contenders: Vec<Sample<'_>> = entrants
         .iter()
         .zip(&mut all)
         .map(|(entrant, tails)| {
             Box::new(move || {
-                entrant.tails(beside_writer, budget, tails);
+                entrant.tails(beside_writer, span, tails);
                 0.0
             }) as Sample<'_>
         })
         .collect();
     rounds(&mut contenders, context.effort);
     drop(contenders);
-    let case = if beside_writer { "beside a writer" } else { "idle" };
+    let case = if beside_writer {
+        "beside a writer"
+    } else {
+        "idle"
+    };
     for (entrant, tails) in entrants.iter().zip(&all) {
         let line = format!("{} {}", entrant.name(), entrant.build().name());
-        add_tails(context, case, &line, tails, beside_writer && entrant.name() == OURS, report);
+        add_tails(
+            context,
+            case,
+            &line,
+            tails,
+            beside_writer && entrant.name() == OURS,
+            report,
+        );
     }
 }
 
 /// Percentiles and their names.
-const POINTS: [(f64, &str); 4] = [(50.0, "p50"), (99.0, "p99"), (99.9, "p99.9"), (100.0, "max")];
+const POINTS: [(f64, &str); 4] = [
+    (50.0, "p50"),
+    (99.0, "p99"),
+    (99.9, "p99.9"),
+    (100.0, "max"),
+];
 
-fn add_tails(context: Context<'_>, case: &str, line: &str, tails: &Tails, targeted: bool, report: &mut Report) {
+fn add_tails(
+    context: Context<'_>,
+    case: &str,
+    line: &str,
+    tails: &Tails,
+    targeted: bool,
+    report: &mut Report,
+) {
     for (percentile, point) in POINTS {
         let ns = |histogram: &hdrhistogram::Histogram<u64>| {
             histogram.value_at_percentile(percentile) as f64 * sys::tick_ns()
         };
-        let summary = Summary { median: ns(&tails.lookup), spread: 0.0, samples: tails.lookup.len() };
+        let summary = Summary {
+            median: ns(&tails.lookup),
+            spread: 0.0,
+            samples: tails.lookup.len(),
+        };
         let control = ns(&tails.control);
         let target = (targeted && point == "p99.9").then(|| Target::at_most(TAIL));
         let section = format!("{case}/single lookup {point}");
         let column = size_name(context.workload.len());
         report.add(&section, &column, line, |name| {
-            Row::new(name, "ns", summary).beside("control loop", control).target(target)
-        });
-        report.add(&section, &column, &format!("{line}: control loop"), |name| {
-            let summary = Summary { median: control, spread: 0.0, samples: tails.control.len() };
             Row::new(name, "ns", summary)
+                .beside("control loop", control)
+                .target(target)
         });
+        report.add(
+            &section,
+            &column,
+            &format!("{line}: control loop"),
+            |name| {
+                let summary = Summary {
+                    median: control,
+                    spread: 0.0,
+                    samples: tails.control.len(),
+                };
+                Row::new(name, "ns", summary)
+            },
+        );
     }
 }

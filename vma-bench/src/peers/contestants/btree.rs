@@ -10,7 +10,10 @@ use crate::peers::workload::{Rec, Workload};
 pub type Map = BTreeMap<u64, (u64, Box<Rec>)>;
 
 fn sorted(workload: &Workload) -> Map {
-    workload.sorted().map(|(id, range)| (range.start, (range.end, Box::new(Rec::new(id))))).collect()
+    workload
+        .sorted()
+        .map(|(id, range)| (range.start, (range.end, Box::new(Rec::new(id)))))
+        .collect()
 }
 
 fn grown(workload: &Workload) -> Map {
@@ -175,14 +178,24 @@ macro_rules! locked {
 
 /// A poisoned lock can't be: nothing panics under it.
 fn std_read(lock: &std::sync::RwLock<Map>) -> std::sync::RwLockReadGuard<'_, Map> {
-    lock.read().unwrap_or_else(std::sync::PoisonError::into_inner)
+    lock.read()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 fn std_write(lock: &std::sync::RwLock<Map>) -> std::sync::RwLockWriteGuard<'_, Map> {
-    lock.write().unwrap_or_else(std::sync::PoisonError::into_inner)
+    lock.write()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-locked!(StdLocked, StdReader, StdWriter, std::sync::RwLock<Map>, "RwLock<BTreeMap>", std_read, std_write);
+locked!(
+    StdLocked,
+    StdReader,
+    StdWriter,
+    std::sync::RwLock<Map>,
+    "RwLock<BTreeMap>",
+    std_read,
+    std_write
+);
 locked!(
     ParkingLocked,
     ParkingReader,

@@ -56,11 +56,16 @@ impl std::fmt::Debug for LeftRight {
 
 fn filled(entries: impl Iterator<Item = (u64, Range<u64>)>) -> LeftRight {
     let (mut writer, reader) = left_right::new::<Map, Op>();
-    writer.extend(entries.map(|(id, range)| Op::Insert(range.start, range.end, Arc::new(Rec::new(id)))));
+    writer.extend(
+        entries.map(|(id, range)| Op::Insert(range.start, range.end, Arc::new(Rec::new(id)))),
+    );
     writer.publish();
     // The second publish brings the other copy level, as it is in steady state.
     writer.publish();
-    LeftRight { writer: Mutex::new(writer), readers: Mutex::new(reader.factory()) }
+    LeftRight {
+        writer: Mutex::new(writer),
+        readers: Mutex::new(reader.factory()),
+    }
 }
 
 impl Contestant for LeftRight {
@@ -106,7 +111,8 @@ impl Edit for Writer<'_> {
     }
 
     fn insert(&mut self, range: &Range<u64>, rec: Rec) {
-        self.0.append(Op::Insert(range.start, range.end, Arc::new(rec)));
+        self.0
+            .append(Op::Insert(range.start, range.end, Arc::new(rec)));
         self.0.publish();
     }
 

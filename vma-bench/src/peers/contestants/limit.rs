@@ -10,7 +10,7 @@ use crate::peers::contest::{Contestant, Find, Hit, ReadJob};
 use crate::peers::workload::{Rec, Workload};
 
 mod rank;
-use rank::{FANOUT, Keys, Ranker};
+use rank::{FANOUT, Keys, rank};
 
 /// What a leaf says of an entry apart from its start.
 #[derive(Debug)]
@@ -38,30 +38,48 @@ pub struct Limit {
 
 impl Limit {
     fn new(workload: &Workload) -> Self {
-        let leaves: Box<[Leaf]> = workload.entries.chunks(FANOUT).zip(0..).map(|(chunk, i)| leaf(chunk, i)).collect();
+        let leaves: Box<[Leaf]> = workload
+            .entries
+            .chunks(FANOUT)
+            .zip(0..)
+            .map(|(chunk, i)| leaf(chunk, i))
+            .collect();
         let mut firsts: Vec<u64> = leaves.iter().map(|leaf| leaf.starts.first()).collect();
         let mut inner = Vec::new();
         while firsts.len() > 1 {
-            inner.push(firsts.chunks(FANOUT).map(separators).collect::<Box<[Keys]>>());
+            inner.push(
+                firsts
+                    .chunks(FANOUT)
+                    .map(separators)
+                    .collect::<Box<[Keys]>>(),
+            );
             firsts = firsts.chunks(FANOUT).map(|chunk| chunk[0]).collect();
         }
         inner.reverse();
-        Self { domain: Domain::default(), inner, leaves }
+        Self {
+            domain: Domain::default(),
+            inner,
+            leaves,
+        }
     }
 
     #[inline(always)]
-    fn find(&self, addr: u64, ranker: Ranker) -> Option<Hit> {
+    fn find(&self, addr: u64) -> Option<Hit> {
         let mut node = 0;
         for level in &self.inner {
-            node = node * FANOUT + ranker.rank(level.get(node)?, addr);
+            node = node * FANOUT + rank(level.get(node)?, addr);
         }
         let leaf = self.leaves.get(node)?;
-        let index = ranker.rank(&leaf.starts, addr).checked_sub(1)?;
+        let index = rank(&leaf.starts, addr).checked_sub(1)?;
         let tail = leaf.tails.get(index)?;
         if addr >= tail.end {
             return None;
         }
-        Some(Hit::new(leaf.starts.get(index), tail.end, tail.record.as_deref()?))
+        Some(Hit::new(
+            leaf.starts.get(index),
+            tail.end,
+            tail.record.as_deref()?,
+        ))
     }
 }
 
@@ -71,8 +89,14 @@ fn leaf(chunk: &[std::ops::Range<u64>], i: u64) -> Leaf {
     Leaf {
         starts: Keys::padded(chunk.iter().map(|range| range.start)),
         tails: std::array::from_fn(|k| match chunk.get(k) {
-            Some(range) => Tail { end: range.end, record: records.next() },
-            None => Tail { end: 0, record: None },
+            Some(range) => Tail {
+                end: range.end,
+                record: records.next(),
+            },
+            None => Tail {
+                end: 0,
+                record: None,
+            },
         }),
     }
 }
@@ -91,13 +115,12 @@ impl Contestant for Limit {
 
     fn read<J: ReadJob>(&self, job: J) -> J::Out {
         let pins = self.domain.register();
-        job.run(&mut Reader { limit: self, ranker: Ranker::new(), pins })
+        job.run(&mut Reader { limit: self, pins })
     }
 }
 
 struct Reader<'a> {
     limit: &'a Limit,
-    ranker: Ranker,
     pins: PinReader,
 }
 
@@ -105,7 +128,7 @@ impl Find for Reader<'_> {
     #[inline(always)]
     fn find(&mut self, addr: u64) -> Option<Hit> {
         let _guard = self.pins.pin();
-        self.limit.find(addr, self.ranker)
+        self.limit.find(addr)
     }
 }
 
@@ -118,13 +141,22 @@ mod tests {
         for count in [1, 15, 16, 17, 255, 256, 257, 4096, 5000] {
             let w = Workload::new(count);
             let limit = Limit::new(&w);
-            let ranker = Ranker::new();
-            let borders = w.entries.iter().flat_map(|e| [e.start - 1, e.start, e.end - 1, e.end]);
+            let borders = w
+                .entries
+                .iter()
+                .flat_map(|e| [e.start - 1, e.start, e.end - 1, e.end]);
             for addr in borders.chain([0, w.end() + 1]) {
                 let at = w.entries.partition_point(|e| e.start <= addr);
-                let want = at.checked_sub(1).map(|i| &w.entries[i]).filter(|e| e.contains(&addr));
-                let got = limit.find(addr, ranker);
-                assert_eq!(got.map(|hit| hit.start..hit.end), want.cloned(), "{addr:#x} of {count}");
+                let want = at
+                    .checked_sub(1)
+                    .map(|i| &w.entries[i])
+                    .filter(|e| e.contains(&addr));
+                let got = limit.find(addr);
+                assert_eq!(
+                    got.map(|hit| hit.start..hit.end),
+                    want.cloned(),
+                    "{addr:#x} of {count}"
+                );
             }
         }
     }

@@ -31,7 +31,9 @@ pub struct Field<'w> {
 
 impl std::fmt::Debug for Field<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(self.all().map(|entrant| (entrant.name(), entrant.build()))).finish()
+        f.debug_list()
+            .entries(self.all().map(|entrant| (entrant.name(), entrant.build())))
+            .finish()
     }
 }
 
@@ -39,7 +41,10 @@ impl<'w> Field<'w> {
     /// Builds everything for `workload`. Where the layout is huge the peers' bulk-built copies are left out: the memory
     /// of all together would be too much for small machines.
     pub fn new(workload: &'w Workload) -> Self {
-        let mut field = Self { readers: Vec::new(), editors: Vec::new() };
+        let mut field = Self {
+            readers: Vec::new(),
+            editors: Vec::new(),
+        };
         let all = workload.len() <= 100_000;
         field.reader::<limit::Limit>(workload, Build::Bulk);
         for build in [Build::Bulk, Build::Grown] {
@@ -75,12 +80,20 @@ impl<'w> Field<'w> {
     /// All of them.
     pub fn all(&self) -> impl Iterator<Item = &dyn Entrant> {
         let readers = self.readers.iter().map(|entrant| &**entrant);
-        readers.chain(self.editors.iter().map(|entrant| &**entrant as &dyn Entrant))
+        readers.chain(
+            self.editors
+                .iter()
+                .map(|entrant| &**entrant as &dyn Entrant),
+        )
     }
 
     /// Those that are edited: grown ones, in their steady state, and whatever can't be grown.
     pub fn edited(&self) -> impl Iterator<Item = &dyn EditEntrant> {
-        let grown = |name| self.editors.iter().any(|other| other.name() == name && other.build() == Build::Grown);
+        let grown = |name| {
+            self.editors
+                .iter()
+                .any(|other| other.name() == name && other.build() == Build::Grown)
+        };
         self.editors
             .iter()
             .map(|entrant| &**entrant)
@@ -94,6 +107,7 @@ mod tests {
 
     use super::*;
     use crate::peers::contest::{Edit, EditJob, Find, Hit, Order, ReadJob};
+    use crate::peers::harness::Span;
     use crate::peers::workload::{Rec, address, thirds};
 
     struct FindAll<'a>(&'a [u64]);
@@ -102,17 +116,28 @@ mod tests {
         type Out = Vec<Option<(u64, u64)>>;
 
         fn run(self, finder: &mut impl Find) -> Self::Out {
-            self.0.iter().map(|&addr| finder.find(addr).map(|Hit { start, end, .. }| (start, end))).collect()
+            self.0
+                .iter()
+                .map(|&addr| finder.find(addr).map(|Hit { start, end, .. }| (start, end)))
+                .collect()
         }
     }
 
     fn probes(w: &Workload) -> Vec<u64> {
         let inside = w.pages.iter().take(500).map(|&page| address(page));
-        w.entries.iter().take(500).flat_map(|e| [e.start - 1, e.start, e.end - 1, e.end]).chain(inside).collect()
+        w.entries
+            .iter()
+            .take(500)
+            .flat_map(|e| [e.start - 1, e.start, e.end - 1, e.end])
+            .chain(inside)
+            .collect()
     }
 
     fn truth(w: &Workload, addr: u64) -> Option<(u64, u64)> {
-        let at = w.entries.partition_point(|e| e.start <= addr).checked_sub(1)?;
+        let at = w
+            .entries
+            .partition_point(|e| e.start <= addr)
+            .checked_sub(1)?;
         let entry = &w.entries[at];
         entry.contains(&addr).then_some((entry.start, entry.end))
     }
@@ -146,7 +171,9 @@ mod tests {
                 match self.1 {
                     Step::Remove => editor.remove(&range),
                     Step::Insert => editor.insert(&range, Rec::new(id)),
-                    Step::Split => editor.split(&range, cuts, [1, 2, 3].map(|k| Rec::new(id << 8 | k))),
+                    Step::Split => {
+                        editor.split(&range, cuts, [1, 2, 3].map(|k| Rec::new(id << 8 | k)))
+                    }
                     Step::Join => editor.join(&range, cuts, Rec::new(id)),
                 }
             }
@@ -158,8 +185,14 @@ mod tests {
         let probes = probes(&w);
         let whole: Vec<_> = probes.iter().map(|&addr| truth(&w, addr)).collect();
         let c = C::bulk(&w);
-        let touched: Vec<_> = w.in_random_order().take(300).map(|(_, range)| range).collect();
-        let gone = |hit: Option<(u64, u64)>| hit.filter(|(start, _)| touched.iter().all(|t| t.start != *start));
+        let touched: Vec<_> = w
+            .in_random_order()
+            .take(300)
+            .map(|(_, range)| range)
+            .collect();
+        let gone = |hit: Option<(u64, u64)>| {
+            hit.filter(|(start, _)| touched.iter().all(|t| t.start != *start))
+        };
         c.edit(EditAll(&w, Step::Remove));
         let want: Vec<_> = whole.iter().map(|&hit| gone(hit)).collect();
         assert_eq!(c.read(FindAll(&probes)), want, "{} removed", C::NAME);
@@ -169,9 +202,16 @@ mod tests {
         let parts = |addr: u64, hit: (u64, u64)| {
             let (a, b) = thirds(&(hit.0..hit.1));
             let cut = touched.iter().any(|t| t.start == hit.0);
-            [(hit.0, a), (a, b), (b, hit.1)].into_iter().find(|p| cut && p.0 <= addr && addr < p.1).unwrap_or(hit)
+            [(hit.0, a), (a, b), (b, hit.1)]
+                .into_iter()
+                .find(|p| cut && p.0 <= addr && addr < p.1)
+                .unwrap_or(hit)
         };
-        let want: Vec<_> = probes.iter().zip(&whole).map(|(&addr, hit)| hit.map(|hit| parts(addr, hit))).collect();
+        let want: Vec<_> = probes
+            .iter()
+            .zip(&whole)
+            .map(|(&addr, hit)| hit.map(|hit| parts(addr, hit)))
+            .collect();
         assert_eq!(c.read(FindAll(&probes)), want, "{} split", C::NAME);
         c.edit(EditAll(&w, Step::Join));
         assert_eq!(c.read(FindAll(&probes)), whole, "{} joined", C::NAME);
@@ -210,16 +250,20 @@ mod tests {
     fn every_entrant_can_be_measured() {
         let w = Workload::new(100);
         let field = Field::new(&w);
+        let moment = Span {
+            warm_up: Duration::ZERO,
+            measured: Duration::from_micros(50),
+        };
         for entrant in field.all() {
             for threads in [1, 2] {
-                assert!(entrant.lookups(Order::Dependent, threads, Duration::from_micros(50)) > 0.0);
+                assert!(entrant.lookups(Order::Dependent, threads, moment) > 0.0);
             }
         }
         for entrant in field.edited() {
-            assert!(entrant.pairs(Duration::from_micros(50)) > 0.0);
-            assert!(entrant.splits(Duration::from_micros(50)) > 0.0);
+            assert!(entrant.pairs(moment) > 0.0);
+            assert!(entrant.splits(moment) > 0.0);
             if entrant.survives_writer() {
-                assert!(entrant.lookups_beside_writer(Duration::from_micros(50)) > 0.0);
+                assert!(entrant.lookups_beside_writer(moment) > 0.0);
             }
         }
     }

@@ -23,7 +23,11 @@ impl Ours {
     fn empty() -> Self {
         let domain = Domain::default();
         let (tree, writer) = RangeTree::new(&domain);
-        Self { domain, tree, writer: Mutex::new(writer) }
+        Self {
+            domain,
+            tree,
+            writer: Mutex::new(writer),
+        }
     }
 
     /// The tree and its writing half, for cases of its own.
@@ -34,7 +38,9 @@ impl Ours {
     fn filled(workload: &Workload) -> Self {
         let ours = Self::empty();
         let entries = workload.sorted().map(|(id, range)| (range, Rec::new(id)));
-        ours.tree.build(&mut ours.writer.lock(), entries).expect("the layout is sorted and disjoint");
+        ours.tree
+            .build(&mut ours.writer.lock(), entries)
+            .expect("the layout is sorted and disjoint");
         ours
     }
 
@@ -42,13 +48,18 @@ impl Ours {
         let ours = Self::empty();
         {
             let mut half = ours.writer.lock();
-            let mut writer = Writer { ours: &ours, half: &mut half };
+            let mut writer = Writer {
+                ours: &ours,
+                half: &mut half,
+            };
             for (id, range) in workload.in_random_order() {
                 writer.insert(&range, Rec::new(id));
             }
         }
         // What is counted as its memory is the tree, not what waits for a grace period.
-        ours.domain.synchronize(None).expect("no reader is registered yet");
+        ours.domain
+            .synchronize(None)
+            .expect("no reader is registered yet");
         ours
     }
 }
@@ -66,7 +77,10 @@ impl Contestant for Ours {
 
     fn read<J: ReadJob>(&self, job: J) -> J::Out {
         let pins = self.domain.register();
-        job.run(&mut Reader { tree: &self.tree, pins })
+        job.run(&mut Reader {
+            tree: &self.tree,
+            pins,
+        })
     }
 }
 
@@ -87,7 +101,10 @@ impl Find for Reader<'_> {
 impl Editable for Ours {
     fn edit<J: EditJob>(&self, job: J) -> J::Out {
         let mut half = self.writer.lock();
-        job.run(&mut Writer { ours: self, half: &mut half })
+        job.run(&mut Writer {
+            ours: self,
+            half: &mut half,
+        })
     }
 }
 
@@ -101,7 +118,9 @@ impl Writer<'_> {
     #[inline(always)]
     fn splice<const N: usize>(&mut self, window: Range<u64>, entries: [(Range<u64>, Rec); N]) {
         let mut transaction = self.ours.tree.write(self.half);
-        transaction.splice(window, entries).expect("the window holds whole entries");
+        transaction
+            .splice(window, entries)
+            .expect("the window holds whole entries");
         let prepared = transaction.prepare().expect("memory suffices");
         drop(prepared.commit());
         self.ours.domain.collect();
@@ -123,7 +142,11 @@ impl Edit for Writer<'_> {
     fn split(&mut self, whole: &Range<u64>, cuts: (u64, u64), [first, middle, last]: [Rec; 3]) {
         self.splice(
             whole.clone(),
-            [(whole.start..cuts.0, first), (cuts.0..cuts.1, middle), (cuts.1..whole.end, last)],
+            [
+                (whole.start..cuts.0, first),
+                (cuts.0..cuts.1, middle),
+                (cuts.1..whole.end, last),
+            ],
         );
     }
 
@@ -151,7 +174,10 @@ impl Contestant for OnePin {
     fn read<J: ReadJob>(&self, job: J) -> J::Out {
         let pins = self.0.domain.register();
         let guard = pins.pin();
-        job.run(&mut Pinned { tree: &self.0.tree, guard: &guard })
+        job.run(&mut Pinned {
+            tree: &self.0.tree,
+            guard: &guard,
+        })
     }
 }
 

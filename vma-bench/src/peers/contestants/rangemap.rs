@@ -16,7 +16,10 @@ impl Contestant for Locked {
     const NAME: &'static str = "RwLock<RangeMap>";
 
     fn bulk(workload: &Workload) -> Self {
-        let map = workload.sorted().map(|(id, range)| (range, Arc::new(Rec::new(id)))).collect();
+        let map = workload
+            .sorted()
+            .map(|(id, range)| (range, Arc::new(Rec::new(id))))
+            .collect();
         Self(RwLock::new(map))
     }
 

@@ -18,8 +18,10 @@ impl Contestant for Swapped {
     const NAME: &'static str = "ArcSwap<sorted Vec>";
 
     fn bulk(workload: &Workload) -> Self {
-        let entries: Entries =
-            workload.sorted().map(|(id, range)| (range.start, range.end, Arc::new(Rec::new(id)))).collect();
+        let entries: Entries = workload
+            .sorted()
+            .map(|(id, range)| (range.start, range.end, Arc::new(Rec::new(id))))
+            .collect();
         Self(ArcSwap::from_pointee(entries))
     }
 
@@ -73,7 +75,15 @@ impl Edit for Writer<'_> {
 
     fn split(&mut self, whole: &Range<u64>, cuts: (u64, u64), recs: [Rec; 3]) {
         let [first, middle, last] = recs.map(Arc::new);
-        self.replace(whole.start, 1, [(whole.start, cuts.0, first), (cuts.0, cuts.1, middle), (cuts.1, whole.end, last)]);
+        self.replace(
+            whole.start,
+            1,
+            [
+                (whole.start, cuts.0, first),
+                (cuts.0, cuts.1, middle),
+                (cuts.1, whole.end, last),
+            ],
+        );
     }
 
     fn join(&mut self, whole: &Range<u64>, _cuts: (u64, u64), rec: Rec) {
