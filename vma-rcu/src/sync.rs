@@ -59,10 +59,6 @@ mod imp {
                 Err(poisoned) => poisoned.into_inner(),
             }
         }
-
-        pub(crate) fn try_lock(&self) -> Option<loom::sync::MutexGuard<'_, T>> {
-            self.0.try_lock().ok()
-        }
     }
 
     /// A cell whose accesses loom checks for data races: see the module.

@@ -129,7 +129,8 @@ pub(crate) struct Inner {
     collector: epoch::Collector,
     limits: ReclaimLimits,
     /// Something is past its grace period. Store-release by the closure that raised the mark, swapped
-    /// (acquire) by `collect` before it looks. Model: `loom_reclaim`.
+    /// (acquire) by `collect` before it looks. Model:
+    /// `synchronize_waits_for_the_reader_and_leaves_nothing`.
     work: Arc<AtomicBool>,
     /// Bytes of retired objects, moved at batch boundaries, for `throttle`: relaxed, a bound within one
     /// batch per writer.
@@ -391,6 +392,9 @@ impl Domain {
     }
 
     fn defer_grace(&self, queue: Arc<dyn Drain>, count: u64) {
+        if cfg!(planted = "early_grace") {
+            return queue.grace(count);
+        }
         self.with_handle(|handle| {
             let guard = handle.pin();
             guard.defer(move || queue.grace(count));

@@ -79,12 +79,14 @@ pub(crate) struct Queue<D> {
     /// The domain's "there is something to drain".
     work: Arc<AtomicBool>,
     /// Store-release by the producer after the slot, load-acquire by consumers before they read slots.
-    /// Model: `loom_reclaim`.
+    /// Model:
+    /// `synchronize_waits_for_the_reader_and_leaves_nothing`.
     produced: AtomicU64,
     /// Up to where a closure has been deferred: relaxed, it only picks who does it.
     sealed: AtomicU64,
     /// `fetch_max`-release by the closure that ran after the grace period, load-acquire by consumers:
-    /// the readers' last accesses come before the free. Model: `loom_reclaim`.
+    /// the readers' last accesses come before the free. Model:
+    /// `synchronize_waits_for_the_reader_and_leaves_nothing`.
     graced: AtomicU64,
     /// Statistics, and the target of `synchronize`: release after the free, acquire by who waits.
     freed: AtomicU64,

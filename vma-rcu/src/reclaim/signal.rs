@@ -27,7 +27,7 @@ pub(crate) struct SignalSlot {
     /// Odd while pinned. Written by its own thread; the odd store is ordered before the search by the
     /// `SeqCst` fence in [`enter`](Self::enter), which pairs with the one in
     /// [`Blockers::refresh`]; the even store is a release, which pairs with the acquire load there, so
-    /// that the handler's reads come before the free. Model: `loom_signal`.
+    /// that the handler's reads come before the free. Model: `a_signal_pin_holds_back_the_free`.
     sequence: AtomicU64,
 }
 
@@ -41,7 +41,9 @@ impl SignalSlot {
         compiler_fence(Ordering::SeqCst);
         let sequence = self.sequence.load(Ordering::Relaxed);
         self.sequence.store(sequence | 1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        if !cfg!(planted = "no_signal_fence") {
+            fence(Ordering::SeqCst);
+        }
     }
 
     /// The depth goes down first: an interruption between the two steps then ends its own pin, and the

@@ -177,7 +177,8 @@ impl std::error::Error for EditError {}
 /// Dropping it retires everything in it; values are dropped when the last guard that may see them has
 /// gone.
 pub struct RangeTree<T: Record> {
-    /// Store-release by a commit ([`PUBLISH`]), load-acquire by readers. Model: `loom_tree`.
+    /// Store-release by a commit ([`PUBLISH`]), load-acquire by readers. Model:
+    /// `a_lookup_sees_old_or_new_and_never_freed_memory`.
     root: AtomicPtr<()>,
     domain: Domain,
     /// Tells this tree's writer from others'.

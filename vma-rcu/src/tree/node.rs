@@ -59,7 +59,8 @@ pub(super) struct Leaf<T> {
 pub(super) struct Inner {
     pub(super) pivots: [u64; LANES],
     /// Store-release by the writer (`Prepared::commit`), load-acquire by readers: what the child holds was written
-    /// before. Model: `loom_tree`, which fails when the store is weakened.
+    /// before. Model:
+    /// `a_lookup_sees_old_or_new_and_never_freed_memory`, which fails when the store is weakened.
     pub(super) children: [AtomicPtr<()>; FANOUT],
     /// The transaction that made this node (T6).
     pub(super) birth: u64,

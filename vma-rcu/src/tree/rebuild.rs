@@ -139,7 +139,9 @@ pub(super) fn push<V>(list: &mut Vec<V>, value: V) -> Result<(), EditError> {
 pub(super) struct Rebuild<'t, T> {
     pub(super) pool: &'t mut Pool<T>,
     pub(super) scratch: &'t mut Scratch<T>,
-    pub(super) news: &'t [New<T>],
+    /// A vector rather than a slice: to load its address and length as one word right after the length was
+    /// stored would stall on the stores before it.
+    pub(super) news: &'t Vec<New<T>>,
     /// This transaction; the birth of the nodes it makes.
     pub(super) sequence: u64,
     /// Nodes older than this belong to a snapshot.

@@ -1,0 +1,164 @@
+//! Models of publish, lookup and retire, of the list of retired objects, and of pins in signal handlers.
+//!
+//! `.ci/loom` runs them as they are, and then once per planted fault, which they must find.
+#![cfg(loom)]
+
+use std::sync::Arc;
+
+use loom::cell::UnsafeCell;
+use loom::thread;
+use vma_rcu::reclaim::Domain;
+use vma_rcu::tree::{RangeTree, Record, Writer};
+
+/// A value whose every access loom checks: reads by readers, a write by its destructor.
+struct Value {
+    id: u64,
+    cell: UnsafeCell<u64>,
+}
+
+impl Value {
+    fn new(id: u64) -> Self {
+        let cell = UnsafeCell::new(id);
+        Value { id, cell }
+    }
+
+    fn read(&self) -> u64 {
+        // SAFETY: read only; loom reports a concurrent write.
+        self.cell.with(|id| unsafe { *id })
+    }
+}
+
+// SAFETY: shared access only reads, and loom watches.
+unsafe impl Sync for Value {}
+
+impl Record for Value {}
+
+impl Drop for Value {
+    fn drop(&mut self) {
+        // SAFETY: exclusive by `&mut`; loom reports a concurrent read.
+        self.cell.with_mut(|id| unsafe { *id = u64::MAX });
+    }
+}
+
+fn model(preemptions: usize, f: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.max_branches = 100_000;
+    builder.check(f);
+}
+
+fn put(tree: &RangeTree<Value>, writer: &mut Writer<Value>, at: u64, id: u64) {
+    let mut edit = tree.write(writer);
+    edit.splice(at..at + 10, [(at..at + 10, Value::new(id))]).unwrap();
+    edit.prepare().unwrap().commit();
+}
+
+/// A reader finds the old or the new value, whole, while a writer replaces it and frees what it can.
+#[test]
+fn a_lookup_sees_old_or_new_and_never_freed_memory() {
+    model(2, || {
+        let domain = Domain::default();
+        let (tree, mut writer) = RangeTree::new(&domain);
+        put(&tree, &mut writer, 10, 1);
+        let tree = Arc::new(tree);
+        let reader = {
+            let tree = Arc::clone(&tree);
+            thread::spawn(move || {
+                let reader = tree.domain().register();
+                let guard = reader.pin();
+                let found = tree.find(15, &guard).expect("it is never unmapped");
+                assert_eq!((found.start, found.end), (10, 20));
+                assert_eq!(found.value.read(), found.value.id);
+            })
+        };
+        put(&tree, &mut writer, 10, 2);
+        domain.collect();
+        reader.join().unwrap();
+    });
+}
+
+/// A change that splits a leaf is seen wholly or not at all by an iteration.
+#[test]
+fn an_iteration_sees_a_split_wholly_or_not_at_all() {
+    model(2, || {
+        let domain = Domain::default();
+        let (tree, mut writer) = RangeTree::new(&domain);
+        tree.build(&mut writer, (1..4).map(|i| (i * 10..i * 10 + 10, Value::new(i)))).unwrap();
+        let tree = Arc::new(tree);
+        let reader = {
+            let tree = Arc::clone(&tree);
+            thread::spawn(move || {
+                let reader = tree.domain().register();
+                let guard = reader.pin();
+                let starts: Vec<u64> = tree.iter(0, &guard).map(|e| e.start + e.value.read()).collect();
+                assert!(starts == [11, 22, 33] || starts == [11, 24, 30, 36], "{starts:?}");
+            })
+        };
+        let mut edit = tree.write(&mut writer);
+        let three = [(20..25, Value::new(4)), (25..30, Value::new(5)), (30..40, Value::new(6))];
+        edit.splice(20..40, three).unwrap();
+        edit.prepare().unwrap().commit();
+        reader.join().unwrap();
+    });
+}
+
+/// `synchronize` frees what was retired before it, half-filled batches too, and waits for the reader.
+#[test]
+fn synchronize_waits_for_the_reader_and_leaves_nothing() {
+    model(1, || {
+        let domain = Domain::default();
+        let (tree, mut writer) = RangeTree::new(&domain);
+        put(&tree, &mut writer, 10, 1);
+        let tree = Arc::new(tree);
+        let reader = {
+            let tree = Arc::clone(&tree);
+            thread::spawn(move || {
+                let reader = tree.domain().register();
+                let guard = reader.pin();
+                if let Some(found) = tree.find(12, &guard) {
+                    assert_eq!(found.value.read(), found.value.id);
+                }
+            })
+        };
+        let mut edit = tree.write(&mut writer);
+        edit.splice(10..20, []).unwrap();
+        edit.prepare().unwrap().commit();
+        // Without a wait in the model: one look, as a deadline that has passed.
+        let _ = domain.synchronize(Some(std::time::Instant::now()));
+        reader.join().unwrap();
+        for _ in 0..4 {
+            if domain.synchronize(Some(std::time::Instant::now())).is_ok() {
+                break;
+            }
+        }
+        assert_eq!(domain.stats().pending_objects, 0);
+    });
+}
+
+/// A handler's pin keeps what it finds, although it isn't an epoch pin.
+#[test]
+fn a_signal_pin_holds_back_the_free() {
+    model(2, || {
+        let domain = Domain::default();
+        let (tree, mut writer) = RangeTree::new(&domain);
+        put(&tree, &mut writer, 10, 1);
+        let tree = Arc::new(tree);
+        let reader = {
+            let tree = Arc::clone(&tree);
+            thread::spawn(move || {
+                let handler = tree.domain().register_signal();
+                let guard = handler.pin();
+                if let Some(found) = tree.find(12, &guard) {
+                    assert_eq!(found.value.read(), found.value.id);
+                }
+            })
+        };
+        let mut edit = tree.write(&mut writer);
+        edit.splice(10..20, []).unwrap();
+        edit.prepare().unwrap().commit();
+        for _ in 0..3 {
+            let _ = domain.synchronize(Some(std::time::Instant::now()));
+        }
+        reader.join().unwrap();
+    });
+}
