@@ -1,0 +1,93 @@
+//! Files as far as mappings need them: the object (an inode), and the open file description.
+//!
+//! Mappings merge only if they come from the same [`OpenFile`]: `dup(2)` gives the same one, a second
+//! `open(2)` another. What the file *is* (length, seals, name) belongs to the [`FileObject`].
+
+mod object;
+mod seals;
+
+use std::fmt;
+use std::sync::Arc;
+
+pub use self::object::{FileKind, FileObject, FileObjectBuilder, FileSizeError, WritableHold};
+pub use self::seals::{SealFileError, Seals};
+use crate::addr::VmRange;
+
+/// How a file was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccessMode {
+    /// `O_RDONLY`
+    Read,
+    /// `O_WRONLY`
+    Write,
+    /// `O_RDWR`
+    ReadWrite,
+}
+
+/// An open file description (Linux `struct file`).
+#[derive(Debug)]
+pub struct OpenFile {
+    object: Arc<FileObject>,
+    mode: AccessMode,
+}
+
+impl OpenFile {
+    /// Opens a file.
+    pub fn new(object: Arc<FileObject>, mode: AccessMode) -> Arc<OpenFile> {
+        Arc::new(OpenFile { object, mode })
+    }
+
+    /// The file.
+    pub fn object(&self) -> &Arc<FileObject> {
+        &self.object
+    }
+
+    /// How it was opened.
+    pub fn mode(&self) -> AccessMode {
+        self.mode
+    }
+
+    /// Opened for reading.
+    pub fn is_readable(&self) -> bool {
+        self.mode != AccessMode::Write
+    }
+
+    /// Opened for writing.
+    pub fn is_writable(&self) -> bool {
+        self.mode != AccessMode::Read
+    }
+}
+
+/// What the owner of a mapping wants to know of it and may forbid (Linux `vm_operations_struct`).
+///
+/// `may_split` and `has_close` are asked under the space's lock and must not call into the space.
+/// `opened` and `closed` are called after the call, with no lock held; between them they give the net
+/// change: as many `opened` more than `closed` as there are VMAs more than before.
+pub trait MappingHooks: Send + Sync + 'static {
+    /// Whether the mapping can be split at an address inside it.
+    fn may_split(&self, vma: VmRange, at: u64) -> bool {
+        let _ = (vma, at);
+        true
+    }
+
+    /// Whether the owner follows the removal of each VMA. Such a VMA is never removed by merging.
+    fn has_close(&self) -> bool {
+        false
+    }
+
+    /// A VMA came into being by splitting, copying or mapping.
+    fn opened(&self, vma: VmRange) {
+        let _ = vma;
+    }
+
+    /// A VMA was removed.
+    fn closed(&self, vma: VmRange) {
+        let _ = vma;
+    }
+}
+
+impl fmt::Debug for dyn MappingHooks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MappingHooks").field("has_close", &self.has_close()).finish()
+    }
+}

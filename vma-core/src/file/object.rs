@@ -1,0 +1,297 @@
+//! The file object.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+
+use parking_lot::{Mutex, RwLock};
+
+use super::{MappingHooks, SealFileError, Seals};
+use crate::error::Errno;
+
+/// What a file is, as far as mapping it goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FileKind {
+    /// A regular file of a disk file system.
+    #[default]
+    Regular,
+    /// Shared memory: memfd, tmpfs, System V segments, what backs `MAP_SHARED | MAP_ANONYMOUS`.
+    Shmem,
+    /// `/dev/zero`: a private mapping is anonymous memory that shows the file, a shared one is new shared memory.
+    DevZero,
+    /// A device that can be mapped; pages aren't bounded by a length.
+    Device,
+    /// Pipe, directory and others that can't be mapped (`ENODEV`).
+    Unmappable,
+}
+
+/// A file, or another object whose pages are mapped (Linux `struct address_space` with its inode).
+#[derive(Debug)]
+pub struct FileObject {
+    kind: FileKind,
+    tag: u64,
+    device: (u32, u32),
+    inode: u64,
+    no_exec: bool,
+    append_only: bool,
+    huge_aligned: bool,
+    hooks: Option<Arc<dyn MappingHooks>>,
+    /// Replaced as a whole; maps readers clone the pointer.
+    name: RwLock<Arc<str>>,
+    /// Bytes. Relaxed: faults and truncation are ordered by the caller for now.
+    len: AtomicU64,
+    /// [`Seals`] bits; changed under `sealing` only.
+    seals: AtomicU32,
+    sealing: Mutex<()>,
+    /// Mappings that are shared and may write; negative when denied (`i_mmap_writable`).
+    writable: AtomicI64,
+}
+
+/// Makes a [`FileObject`].
+#[derive(Debug)]
+pub struct FileObjectBuilder(FileObject);
+
+impl FileObjectBuilder {
+    /// An opaque number of the embedder's, to find its own record again.
+    #[must_use]
+    pub fn tag(mut self, tag: u64) -> Self {
+        self.0.tag = tag;
+        self
+    }
+
+    /// Device (major, minor) and inode, as maps shows them.
+    #[must_use]
+    pub fn inode(mut self, major: u32, minor: u32, inode: u64) -> Self {
+        self.0.device = (major, minor);
+        self.0.inode = inode;
+        self
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(self, len: u64) -> Self {
+        self.0.len.store(len, Ordering::Relaxed);
+        self
+    }
+
+    /// On a file system mounted `noexec`.
+    #[must_use]
+    pub fn no_exec(mut self, yes: bool) -> Self {
+        self.0.no_exec = yes;
+        self
+    }
+
+    /// The append-only attribute is set.
+    #[must_use]
+    pub fn append_only(mut self, yes: bool) -> Self {
+        self.0.append_only = yes;
+        self
+    }
+
+    /// The file system places mappings of 2 MiB and more aligned (ext4, xfs, btrfs).
+    #[must_use]
+    pub fn huge_aligned(mut self, yes: bool) -> Self {
+        self.0.huge_aligned = yes;
+        self
+    }
+
+    /// Can be sealed, and has these seals.
+    #[must_use]
+    pub fn seals(self, seals: Seals) -> Self {
+        self.0.seals.store(seals.bits(), Ordering::Relaxed);
+        self
+    }
+
+    /// Who follows its mappings.
+    #[must_use]
+    pub fn hooks(mut self, hooks: Arc<dyn MappingHooks>) -> Self {
+        self.0.hooks = Some(hooks);
+        self
+    }
+
+    /// Done.
+    pub fn build(self) -> Arc<FileObject> {
+        Arc::new(self.0)
+    }
+}
+
+/// Why a file's length couldn't change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the file is sealed against a change from {from} to {to} bytes")]
+pub struct FileSizeError {
+    /// Length now.
+    pub from: u64,
+    /// Length wanted.
+    pub to: u64,
+}
+
+impl FileSizeError {
+    /// `EPERM`.
+    pub const fn errno(self) -> Errno {
+        Errno::EPERM
+    }
+}
+
+impl FileObject {
+    /// Starts a file of a kind with the name that maps shows. It can't be sealed unless
+    /// [`FileObjectBuilder::seals`] says so.
+    pub fn builder(kind: FileKind, name: &str) -> FileObjectBuilder {
+        FileObjectBuilder(FileObject {
+            kind,
+            tag: 0,
+            device: (0, 0),
+            inode: 0,
+            no_exec: false,
+            append_only: false,
+            huge_aligned: false,
+            hooks: None,
+            name: RwLock::new(Arc::from(name)),
+            len: AtomicU64::new(0),
+            seals: AtomicU32::new(Seals::SEAL.bits()),
+            sealing: Mutex::new(()),
+            writable: AtomicI64::new(0),
+        })
+    }
+
+    /// The object behind a new `MAP_SHARED | MAP_ANONYMOUS` mapping.
+    pub(crate) fn shared_anonymous(len: u64) -> Arc<FileObject> {
+        FileObject::builder(FileKind::Shmem, "/dev/zero (deleted)")
+            .inode(0, 1, 0)
+            .len(len)
+            .build()
+    }
+
+    /// What it is.
+    pub fn kind(&self) -> FileKind {
+        self.kind
+    }
+
+    /// The embedder's number.
+    pub fn tag(&self) -> u64 {
+        self.tag
+    }
+
+    /// Device, as (major, minor).
+    pub fn device(&self) -> (u32, u32) {
+        self.device
+    }
+
+    /// Inode number.
+    pub fn inode(&self) -> u64 {
+        self.inode
+    }
+
+    /// The name that maps shows.
+    pub fn name(&self) -> Arc<str> {
+        self.name.read().clone()
+    }
+
+    /// Renames it; `" (deleted)"` at the end is the caller's to add.
+    pub fn set_name(&self, name: &str) {
+        *self.name.write() = Arc::from(name);
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.len.load(Ordering::Relaxed)
+    }
+
+    /// Whether the length is 0.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Changes the length (ftruncate(2)).
+    ///
+    /// # Errors
+    /// `EPERM` when sealed against it.
+    pub fn set_len(&self, len: u64) -> Result<(), FileSizeError> {
+        let _order = self.sealing.lock();
+        let from = self.len();
+        let seals = self.current_seals();
+        if (len < from && seals.contains(Seals::SHRINK)) || (len > from && seals.contains(Seals::GROW)) {
+            return Err(FileSizeError { from, to: len });
+        }
+        self.len.store(len, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The seals it has.
+    pub fn current_seals(&self) -> Seals {
+        Seals::from_bits_retain(self.seals.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn is_no_exec(&self) -> bool {
+        self.no_exec
+    }
+
+    pub(crate) fn is_append_only(&self) -> bool {
+        self.append_only
+    }
+
+    pub(crate) fn is_huge_aligned(&self) -> bool {
+        self.huge_aligned
+    }
+
+    pub(crate) fn hooks(&self) -> Option<&Arc<dyn MappingHooks>> {
+        self.hooks.as_ref()
+    }
+
+    /// Whether a fault in the page at byte `offset` of the file finds one.
+    pub(crate) fn has_page(&self, offset: u64) -> bool {
+        self.kind == FileKind::Device || offset < self.len()
+    }
+
+    pub(super) fn seal(&self, seals: Seals) -> Result<(), SealFileError> {
+        if self.kind != FileKind::Shmem {
+            return Err(SealFileError::Unsupported);
+        }
+        let _order = self.sealing.lock();
+        let current = self.current_seals();
+        if current.contains(Seals::SEAL) {
+            return Err(SealFileError::Final(current));
+        }
+        if seals.contains(Seals::WRITE) && !current.contains(Seals::WRITE) {
+            self.deny_writable()?;
+        }
+        self.seals.store((current | seals).bits(), Ordering::Release);
+        Ok(())
+    }
+
+    /// Forbids writable shared mappings, unless there are some (`mapping_deny_writable`).
+    fn deny_writable(&self) -> Result<(), SealFileError> {
+        self.writable
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| (count <= 0).then(|| count - 1))
+            .map(|_| ())
+            .map_err(SealFileError::Busy)
+    }
+
+    /// Counts one writable shared mapping for the time of a call, so that no seal comes between
+    /// (`mapping_map_writable`). `None` when denied.
+    pub(crate) fn hold_writable(self: &Arc<Self>) -> Option<WritableHold> {
+        self.writable
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| (count >= 0).then(|| count + 1))
+            .ok()
+            .map(|_| WritableHold(self.clone()))
+    }
+
+    /// The number of writable shared mappings changed by `delta`.
+    pub(crate) fn count_writable(&self, delta: i64) {
+        self.writable.fetch_add(delta, Ordering::AcqRel);
+    }
+
+    /// Number of mappings that are shared and may write; negative when writing is denied.
+    pub fn writable_mappings(&self) -> i64 {
+        self.writable.load(Ordering::Acquire)
+    }
+}
+
+/// One writable mapping counted until this is dropped.
+#[derive(Debug)]
+pub struct WritableHold(Arc<FileObject>);
+
+impl Drop for WritableHold {
+    fn drop(&mut self) {
+        self.0.count_writable(-1);
+    }
+}

@@ -1,0 +1,79 @@
+//! Linux's VMA subsystem as a library: the bookkeeping of an address space, with the results of Linux 6.18
+//! to the letter, readable by any number of threads without a lock.
+//!
+//! ```
+//! use vma_core::{AddressSpace, MapRequest, Prot};
+//!
+//! let space = AddressSpace::default();
+//! let addr = space.map(&MapRequest::anonymous(3 * 4096, Prot::READ | Prot::WRITE))?;
+//! space.protect(addr + 4096, 4096, Prot::READ)?;
+//!
+//! // Lookups: register the thread once, pin for as long as what was found is used.
+//! let reader = space.register();
+//! let guard = reader.pin();
+//! let vma = space.find(addr + 4096, &guard).ok_or("unmapped")?;
+//! assert_eq!(&vma.flags().perms(), b"r--p");
+//!
+//! // Equal neighbours are one mapping again.
+//! space.protect(addr + 4096, 4096, Prot::READ | Prot::WRITE)?;
+//! assert_eq!(space.totals().map_count, 1);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Consistency
+//!
+//! A call changes the layout by one store that publishes all of it: no reader sees a hole, an overlap or half a
+//! call. Iterating sees each publish wholly or not at all; [`AddressSpace::read`] keeps everything as it is.
+//!
+//! # Concurrency
+//!
+//! [`AddressSpace::find`] takes no lock, waits for nothing and writes no memory that others use. Calls that change
+//! the layout exclude each other. Owners' hooks and files are let go of after the lock.
+//!
+//! # Errors
+//!
+//! Each call has an error enum with the range, limit or value that it failed on, and `errno()` gives Linux's
+//! number. Where Linux documents a partial effect (a prefix that stays changed) the same part is changed here;
+//! otherwise nothing is. No argument makes a call panic.
+//!
+//! # What is where
+//!
+//! [`AddressSpace`] has the calls, each in a file of its name; [`merge`](crate) is decided in one place, and so is
+//! the identity of private pages ([`AnonId`]). [`Backend`] is the seam to real memory; `()` keeps books only.
+
+#![deny(unsafe_code)]
+
+mod accounting;
+mod addr;
+mod anon;
+mod backend;
+mod error;
+mod file;
+mod flags;
+mod limits;
+mod merge;
+mod space;
+mod vma;
+
+pub use vma_rcu::reclaim::{Domain, Guard, Reader};
+
+pub use crate::accounting::Totals;
+pub use crate::addr::VmRange;
+pub use crate::anon::AnonId;
+pub use crate::backend::{Backend, Piece};
+pub use crate::error::{Errno, LimitError, NoMemory, SplitError};
+pub use crate::file::{
+    AccessMode, FileKind, FileObject, FileObjectBuilder, FileSizeError, MappingHooks, OpenFile, SealFileError, Seals,
+    WritableHold,
+};
+pub use crate::flags::{
+    Advice, LockAllFlags, LockFlags, MapFlags, MdweFlags, Prot, RemapFlags, SyncFlags, VmaFlags,
+};
+pub use crate::limits::{ConfigError, Layout, Limits, Overcommit, Semantics, SpaceConfig, UNLIMITED};
+pub use crate::space::{
+    Access, AddressSpace, AdviseError, BrkError, CheckError, CoreError, DupError, FaultError, GrowError, LockError,
+    MapError, MapRequest, MapsEntry, MapsName, MdweError, NameError, ProtectError, ReadGuard, RemapError,
+    RemapFileError, RemapRequest, SealError, SpecialError, SpecialMapping, Stats, SyncError, UnmapError, VmaRef,
+    WriteGuard,
+};
+pub use crate::vma::Vma;

@@ -1,0 +1,348 @@
+//! madvise(2) and process_madvise(2) on oneself.
+
+use super::draft::Draft;
+use super::fault::Pager;
+use super::{AddressSpace, WriteGuard, rounded_range};
+use crate::addr::VmRange;
+use crate::backend::Backend;
+use crate::error::{Errno, NoMemory, SplitError};
+use crate::file::Seals;
+use crate::flags::{Advice, VmaFlags};
+use crate::limits::SpaceConfig;
+use crate::vma::Placed;
+
+/// Why an advice wasn't taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AdviseError {
+    /// No such advice, or not built in.
+    #[error("advice {0} isn't known")]
+    Unknown(i32),
+    /// Unaligned, or wraps around.
+    #[error("madvise of {len:#x} bytes at {addr:#x}: unaligned or wraps around")]
+    BadRange {
+        /// Start.
+        addr: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// The advice isn't for such a mapping.
+    #[error("advice {advice} isn't for the mapping {vma}")]
+    NotApplicable {
+        /// The mapping.
+        vma: VmRange,
+        /// The advice.
+        advice: i32,
+    },
+    /// `MADV_REMOVE` on a mapping that can't write to its file.
+    #[error("{0} can't write to its file")]
+    ReadOnly(VmRange),
+    /// `MADV_REMOVE` on a file sealed against writing.
+    #[error("the file's seals {0:?} forbid it")]
+    FileSealed(Seals),
+    /// Sealed, and the advice would discard what can't be written.
+    #[error("{0} is sealed")]
+    Sealed(VmRange),
+    /// The caller may not.
+    #[error("advice {0} needs a capability")]
+    Forbidden(i32),
+    /// Something in the range isn't mapped; everything mapped was advised.
+    #[error("nothing is mapped at {0:#x}")]
+    Unmapped(u64),
+    /// Pages can't be had: the file ends before.
+    #[error("there are no pages at {0:#x}")]
+    NoPages(u64),
+    /// A mapping couldn't be split.
+    #[error(transparent)]
+    Split(#[from] SplitError),
+    /// No memory for records; nothing was changed.
+    #[error(transparent)]
+    NoMemory(#[from] NoMemory),
+}
+
+impl AdviseError {
+    /// The error number. A limit on mappings is `EAGAIN` here.
+    pub const fn errno(self) -> Errno {
+        match self {
+            AdviseError::Unknown(_)
+            | AdviseError::BadRange { .. }
+            | AdviseError::NotApplicable { .. }
+            | AdviseError::Split(SplitError::Refused { .. }) => Errno::EINVAL,
+            AdviseError::ReadOnly(_) => Errno::EACCES,
+            AdviseError::FileSealed(_) | AdviseError::Sealed(_) | AdviseError::Forbidden(_) => Errno::EPERM,
+            AdviseError::Unmapped(_) => Errno::ENOMEM,
+            AdviseError::NoPages(_) => Errno::EFAULT,
+            AdviseError::Split(_) | AdviseError::NoMemory(_) => Errno::EAGAIN,
+        }
+    }
+}
+
+/// Discards content, so that a sealed read-only mapping refuses it.
+fn discards(advice: Advice) -> bool {
+    matches!(
+        advice,
+        Advice::FREE
+            | Advice::DONTNEED
+            | Advice::DONTNEED_LOCKED
+            | Advice::REMOVE
+            | Advice::DONTFORK
+            | Advice::WIPEONFORK
+            | Advice::GUARD_INSTALL
+    )
+}
+
+/// Flags after an advice that is kept in them; `None` for one that isn't. Source: `madvise_vma_behavior()`.
+fn new_flags(vma: Placed<'_>, advice: Advice) -> Option<Result<VmaFlags, AdviseError>> {
+    let old = vma.flags();
+    let reading = VmaFlags::RAND_READ | VmaFlags::SEQ_READ;
+    let unless = |forbidden: bool, flags: VmaFlags| {
+        if forbidden { Err(not_applicable(vma, advice)) } else { Ok(flags) }
+    };
+    Some(match advice {
+        Advice::NORMAL => Ok(old - reading),
+        Advice::SEQUENTIAL => Ok((old - reading) | VmaFlags::SEQ_READ),
+        Advice::RANDOM => Ok((old - reading) | VmaFlags::RAND_READ),
+        Advice::DONTFORK => Ok(old | VmaFlags::DONTCOPY),
+        Advice::DOFORK => unless(old.intersects(VmaFlags::SPECIAL), old - VmaFlags::DONTCOPY),
+        Advice::WIPEONFORK => unless(
+            vma.file().is_some() || old.contains(VmaFlags::SHARED),
+            old | VmaFlags::WIPEONFORK,
+        ),
+        Advice::KEEPONFORK => unless(old.contains(VmaFlags::DROPPABLE), old - VmaFlags::WIPEONFORK),
+        Advice::DONTDUMP => Ok(old | VmaFlags::DONTDUMP),
+        Advice::DODUMP => {
+            let special = old.intersects(VmaFlags::SPECIAL) && !old.contains(VmaFlags::HUGETLB);
+            unless(special || old.contains(VmaFlags::DROPPABLE), old - VmaFlags::DONTDUMP)
+        }
+        Advice::MERGEABLE => {
+            let never = VmaFlags::SPECIAL
+                | VmaFlags::SHARED
+                | VmaFlags::MAYSHARE
+                | VmaFlags::HUGETLB
+                | VmaFlags::DROPPABLE;
+            Ok(if old.intersects(never) { old } else { old | VmaFlags::MERGEABLE })
+        }
+        Advice::UNMERGEABLE => Ok(old - VmaFlags::MERGEABLE),
+        Advice::HUGEPAGE => Ok((old - VmaFlags::NOHUGEPAGE) | VmaFlags::HUGEPAGE),
+        Advice::NOHUGEPAGE => Ok((old - VmaFlags::HUGEPAGE) | VmaFlags::NOHUGEPAGE),
+        _ => return None,
+    })
+}
+
+fn not_applicable(vma: Placed<'_>, advice: Advice) -> AdviseError {
+    AdviseError::NotApplicable { vma: vma.range(), advice: advice.0 }
+}
+
+/// Whether an advice that changes no flags may be given to a mapping.
+fn check(vma: Placed<'_>, advice: Advice, config: &SpaceConfig, start: u64, end: u64) -> Result<(), AdviseError> {
+    let flags = vma.flags();
+    let forbidden = match advice {
+        Advice::DONTNEED | Advice::FREE => VmaFlags::LOCKED | VmaFlags::PFNMAP,
+        Advice::DONTNEED_LOCKED => VmaFlags::PFNMAP,
+        Advice::COLD | Advice::PAGEOUT => VmaFlags::LOCKED | VmaFlags::PFNMAP | VmaFlags::HUGETLB,
+        Advice::GUARD_INSTALL => VmaFlags::SPECIAL | VmaFlags::HUGETLB | VmaFlags::LOCKED,
+        Advice::GUARD_REMOVE => VmaFlags::SPECIAL | VmaFlags::HUGETLB,
+        _ => VmaFlags::empty(),
+    };
+    if flags.intersects(forbidden) || (advice == Advice::FREE && !vma.vma.is_anonymous()) {
+        return Err(not_applicable(vma, advice));
+    }
+    match advice {
+        Advice::REMOVE => check_remove(vma, advice),
+        Advice::COLLAPSE => {
+            let size = config.huge_page_size;
+            let first = start.checked_add(size - 1).map(|start| start & !(size - 1));
+            let fits = first.is_some_and(|first| first.checked_add(size).is_some_and(|slot| slot <= end));
+            if fits { Ok(()) } else { Err(not_applicable(vma, advice)) }
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_remove(vma: Placed<'_>, advice: Advice) -> Result<(), AdviseError> {
+    if vma.flags().contains(VmaFlags::LOCKED) {
+        return Err(not_applicable(vma, advice));
+    }
+    let file = vma.file().ok_or_else(|| not_applicable(vma, advice))?;
+    if !vma.vma.is_shared_maywrite() {
+        return Err(AdviseError::ReadOnly(vma.range()));
+    }
+    let seals = file.object().current_seals();
+    if seals.intersects(Seals::WRITE | Seals::FUTURE_WRITE) {
+        return Err(AdviseError::FileSealed(seals));
+    }
+    Ok(())
+}
+
+/// Whether a seal refuses the advice (`can_madvise_modify`).
+fn check_sealed(vma: Placed<'_>, advice: Advice) -> Result<(), AdviseError> {
+    let flags = vma.flags();
+    if flags.contains(VmaFlags::SEALED)
+        && discards(advice)
+        && vma.vma.is_anonymous()
+        && !flags.contains(VmaFlags::WRITE)
+    {
+        return Err(AdviseError::Sealed(vma.range()));
+    }
+    Ok(())
+}
+
+/// Mapping by mapping; holes are passed over and reported at the end. Source: `madvise_walk_vmas()`.
+fn walk(
+    draft: &mut Draft<'_>,
+    pager: &mut Pager<'_>,
+    start: u64,
+    end: u64,
+    advice: Advice,
+) -> Result<(), AdviseError> {
+    let mut hole = None;
+    let mut at = start;
+    while at < end {
+        let Some(vma) = draft.next(at) else {
+            return Err(AdviseError::Unmapped(at));
+        };
+        if vma.start > at {
+            hole = hole.or(Some(at));
+            at = vma.start;
+            if at >= end {
+                break;
+            }
+        }
+        let to = vma.end.min(end);
+        check_sealed(vma, advice)?;
+        at = match new_flags(vma, advice) {
+            Some(flags) => {
+                let flags = flags?;
+                if flags == vma.flags() {
+                    to
+                } else {
+                    let extras = vma.vma.extras().cloned();
+                    draft.modify(at, to, flags, extras.as_ref())?.max(to)
+                }
+            }
+            None => {
+                check(vma, advice, draft.config, at, to)?;
+                if advice == Advice::GUARD_INSTALL {
+                    pager.identify(at);
+                }
+                to
+            }
+        };
+    }
+    hole.map_or(Ok(()), |at| Err(AdviseError::Unmapped(at)))
+}
+
+impl<B: Backend> WriteGuard<'_, B> {
+    /// As [`AddressSpace::advise`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn advise(&mut self, addr: u64, len: u64, advice: Advice) -> Result<(), AdviseError> {
+        if !advice.is_known() {
+            return Err(AdviseError::Unknown(advice.0));
+        }
+        let config = self.config();
+        let bad = AdviseError::BadRange { addr, len };
+        if !config.pages().is_aligned(addr) {
+            return Err(bad);
+        }
+        let Some((start, end)) = rounded_range(config.pages(), addr, len).map_err(|()| bad)? else {
+            return Ok(());
+        };
+        if matches!(advice, Advice::HWPOISON | Advice::SOFT_OFFLINE) {
+            return Err(AdviseError::Forbidden(advice.0));
+        }
+        if matches!(advice, Advice::POPULATE_READ | Advice::POPULATE_WRITE) {
+            return self.populate_advised(&config, start, end, advice);
+        }
+        let mut draft = self.draft(&config);
+        let mut pager = self.pager(&config);
+        let result = walk(&mut draft, &mut pager, start, end, advice);
+        drop(pager);
+        let changes = draft.finish();
+        self.commit(changes)?;
+        result
+    }
+
+    /// `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE`: as a fault of each page would. Source: `madvise_populate()`.
+    fn populate_advised(
+        &mut self,
+        config: &SpaceConfig,
+        start: u64,
+        end: u64,
+        advice: Advice,
+    ) -> Result<(), AdviseError> {
+        let draft = self.draft(config);
+        let mut pager = self.pager(config);
+        let mut at = start;
+        while at < end {
+            let vma = draft.find(at).ok_or(AdviseError::Unmapped(at))?;
+            let flags = vma.flags();
+            let write = advice == Advice::POPULATE_WRITE;
+            let allowed = if write {
+                flags.contains(VmaFlags::WRITE)
+            } else {
+                flags.intersects(VmaFlags::READ)
+            };
+            if flags.intersects(VmaFlags::IO | VmaFlags::PFNMAP) || !allowed {
+                return Err(not_applicable(vma, advice));
+            }
+            if write && !flags.contains(VmaFlags::SHARED) {
+                pager.identify(at);
+            }
+            let to = vma.end.min(end);
+            if let Some(missing) = pager.first_missing(vma, at, to) {
+                return Err(AdviseError::NoPages(missing));
+            }
+            at = to;
+        }
+        Ok(())
+    }
+
+    /// As [`AddressSpace::advise_vector`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn advise_vector(&mut self, ranges: &[(u64, u64)], advice: Advice) -> Result<u64, AdviseError> {
+        let mut done = 0u64;
+        for (addr, len) in ranges {
+            match self.advise(*addr, *len, advice) {
+                Ok(()) => done = done.saturating_add(*len),
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+}
+
+impl<B: Backend> AddressSpace<B> {
+    /// Takes an advice (madvise(2)). What is kept in a mapping's flags changes the layout; of the others only the errors matter here.
+    ///
+    /// `addr` is page-aligned, `len` in bytes is rounded up; length 0 does nothing.
+    ///
+    /// # Errors
+    /// | errno | when |
+    /// |---|---|
+    /// | `EINVAL` | unknown; unaligned; wraps around; not for such a mapping |
+    /// | `ENOMEM` | a hole: everything mapped was advised |
+    /// | `EAGAIN` | the limit of mappings |
+    /// | `EPERM` | sealed and discarding; `MADV_REMOVE` on a sealed file |
+    /// | `EACCES` | `MADV_REMOVE` on a mapping that can't write |
+    /// | `EFAULT` | populating beyond the end of the file |
+    ///
+    /// Any error but the one for holes stops at that mapping.
+    ///
+    /// Source: `do_madvise()` in mm/madvise.c.
+    pub fn advise(&self, addr: u64, len: u64, advice: Advice) -> Result<(), AdviseError> {
+        self.write().advise(addr, len, advice)
+    }
+
+    /// Takes an advice for several ranges (process_madvise(2) on oneself) and returns the bytes advised.
+    ///
+    /// # Errors
+    /// Those of [`advise`](Self::advise), if the first range fails; a later failure ends the call with what was done.
+    pub fn advise_vector(&self, ranges: &[(u64, u64)], advice: Advice) -> Result<u64, AdviseError> {
+        self.write().advise_vector(ranges, advice)
+    }
+}

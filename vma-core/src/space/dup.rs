@@ -1,0 +1,183 @@
+//! The address-space half of fork(2): layout, identities and charges.
+
+use std::ops::Range;
+
+use super::{AddressSpace, Inner, WriteGuard};
+use crate::accounting::{Totals, check_commit};
+use crate::anon::{AnonId, AnonIds};
+use crate::backend::Backend;
+use crate::error::{Errno, LimitError, NoMemory};
+use crate::flags::{MdweFlags, VmaFlags};
+use crate::limits::SpaceConfig;
+use crate::vma::Vma;
+
+/// Why a space couldn't be duplicated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DupError {
+    /// The overcommit policy refuses the child's charges.
+    #[error(transparent)]
+    Limit(#[from] LimitError),
+    /// No memory for records.
+    #[error(transparent)]
+    NoMemory(#[from] NoMemory),
+}
+
+impl DupError {
+    /// `ENOMEM`.
+    pub const fn errno(self) -> Errno {
+        Errno::ENOMEM
+    }
+}
+
+/// What the copy of a VMA is like.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Copying {
+    /// As fork does it.
+    Fork,
+    /// The same in everything.
+    Exact,
+}
+
+/// The child's record. Source: `dup_mmap()`, `anon_vma_fork()`.
+fn child_of(vma: &Vma, ids: &mut AnonIds) -> Vma {
+    let flags = vma.flags() - VmaFlags::LOCK_BITS;
+    let anon = if flags.contains(VmaFlags::WIPEONFORK) { AnonId::NONE } else { ids.forked(vma.anon()) };
+    vma.clone().with_flags(flags).with_anon(anon)
+}
+
+/// Entries and totals of a copy.
+fn copy_entries<B: Backend>(
+    guard: &WriteGuard<'_, B>,
+    config: &SpaceConfig,
+    ids: &mut AnonIds,
+    copying: Copying,
+) -> Result<(Vec<(Range<u64>, Vma)>, Totals), LimitError> {
+    let inner = guard.inner();
+    let view = guard.space.tree.locked(&inner.writer);
+    let mut entries = Vec::with_capacity(view.len());
+    let mut totals = Totals::default();
+    for entry in view.iter(0) {
+        let pages = config.pages().count(entry.end - entry.start);
+        let copy = match copying {
+            Copying::Exact => entry.value.clone(),
+            Copying::Fork => {
+                let flags = entry.value.flags();
+                if flags.contains(VmaFlags::DONTCOPY) {
+                    continue;
+                }
+                if flags.contains(VmaFlags::ACCOUNT) {
+                    check_commit(&totals, config, pages)?;
+                }
+                child_of(entry.value, ids)
+            }
+        };
+        totals.add(copy.flags(), pages);
+        entries.push((entry.start..entry.end, copy));
+    }
+    if copying == Copying::Exact {
+        totals.locked_surplus = inner.totals.locked_surplus;
+    }
+    Ok((entries, totals))
+}
+
+impl<B: Backend> WriteGuard<'_, B> {
+    fn copy(&mut self, copying: Copying, backend: B) -> Result<AddressSpace<B>, DupError> {
+        let config = self.space.config.load_full();
+        let mut ids = self.space.identities.lock().clone();
+        let (entries, totals) = copy_entries(self, &config, &mut ids, copying)?;
+        let mut child = AddressSpace::assemble(SpaceConfig::clone(&config), self.space.tree.domain(), backend, ids);
+        for (range, vma) in &entries {
+            if let Some(file) = vma.file()
+                && vma.is_shared_maywrite()
+            {
+                file.object().count_writable(1);
+            }
+            if let Some(hooks) = vma.hooks() {
+                self.after.changed = true;
+                self.after.hooks.push(super::HookEvent {
+                    hooks: hooks.clone(),
+                    range: crate::addr::VmRange::new(range.start, range.end),
+                    opened: true,
+                });
+            }
+        }
+        let parent = self.inner();
+        let inner = child.inner.get_mut();
+        let built = child.tree.build(&mut inner.writer, entries);
+        inherit(inner, parent, copying);
+        inner.totals = totals;
+        built.map_err(|_| NoMemory)?;
+        Ok(child)
+    }
+
+    /// As [`AddressSpace::dup`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn dup(&mut self) -> Result<AddressSpace<B>, DupError>
+    where
+        B: Clone,
+    {
+        let backend = self.space.backend.clone();
+        self.copy(Copying::Fork, backend)
+    }
+
+    /// As [`AddressSpace::checkpoint`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn checkpoint(&mut self) -> Result<AddressSpace<B>, DupError>
+    where
+        B: Clone,
+    {
+        let backend = self.space.backend.clone();
+        self.copy(Copying::Exact, backend)
+    }
+}
+
+/// What isn't a VMA.
+fn inherit(child: &mut Inner, parent: &Inner, copying: Copying) {
+    child.start_brk = parent.start_brk;
+    child.brk = parent.brk;
+    child.data_segment = parent.data_segment;
+    child.start_stack = parent.start_stack;
+    match copying {
+        Copying::Exact => {
+            child.stats = parent.stats;
+            child.default_flags = parent.default_flags;
+            child.mdwe = parent.mdwe;
+        }
+        Copying::Fork if parent.mdwe.contains(MdweFlags::NO_INHERIT) => {}
+        Copying::Fork => child.mdwe = parent.mdwe,
+    }
+}
+
+impl<B: Backend> AddressSpace<B> {
+    /// The child of a fork(2): the layout of one instant, without what is marked `DONTFORK`, unlocked, with
+    /// identities of its own. Limits on mappings and address space aren't applied.
+    ///
+    /// The exclusive side of the parent is held for the time of the copy.
+    ///
+    /// # Errors
+    /// `ENOMEM`: the overcommit policy, or memory for records.
+    ///
+    /// Source: `dup_mmap()` in mm/mmap.c.
+    pub fn dup(&self) -> Result<AddressSpace<B>, DupError>
+    where
+        B: Clone,
+    {
+        self.write().dup()
+    }
+
+    /// A copy that is the same in everything, identities, locks and counters included: to try a call and go back.
+    ///
+    /// # Errors
+    /// `ENOMEM`: memory for records.
+    pub fn checkpoint(&self) -> Result<AddressSpace<B>, DupError>
+    where
+        B: Clone,
+    {
+        self.write().checkpoint()
+    }
+}

@@ -1,0 +1,241 @@
+//! Touching pages, as far as bookkeeping knows of it: which access faults how, stack growth, and the
+//! identity that a first write gives to a private mapping ([`crate::anon`]).
+
+use parking_lot::MutexGuard;
+use vma_rcu::tree::View;
+
+use super::{AddressSpace, WriteGuard};
+use crate::addr::{Pages, VmRange};
+use crate::anon::{AnonIds, reusable};
+use crate::backend::Backend;
+use crate::flags::VmaFlags;
+use crate::limits::SpaceConfig;
+use crate::vma::{Placed, Vma};
+
+/// Kind of access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Load.
+    Read,
+    /// Store.
+    Write,
+    /// Instruction fetch.
+    Execute,
+}
+
+/// The signal that an access gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FaultError {
+    /// `SIGSEGV`, `SEGV_MAPERR`: nothing is mapped, or a stack can't grow there.
+    #[error("nothing is mapped at {0:#x}")]
+    Unmapped(u64),
+    /// `SIGSEGV`, `SEGV_ACCERR`: the mapping doesn't allow it.
+    #[error("the mapping {vma} doesn't allow {access:?} at {addr:#x}")]
+    Denied {
+        /// Address.
+        addr: u64,
+        /// Kind of access.
+        access: Access,
+        /// The mapping.
+        vma: VmRange,
+    },
+    /// `SIGBUS`, `BUS_ADRERR`: the file ends before.
+    #[error("the file ends before {0:#x}")]
+    BeyondEnd(u64),
+}
+
+/// Looks up and gives identities while the layout is stable.
+pub(super) struct Pager<'a> {
+    view: View<'a, Vma>,
+    ids: MutexGuard<'a, AnonIds>,
+    pages: Pages,
+}
+
+impl<'a> Pager<'a> {
+    fn find(&self, addr: u64) -> Option<Placed<'a>> {
+        self.place(self.view.find(addr)?)
+    }
+
+    fn next(&self, addr: u64) -> Option<Placed<'a>> {
+        self.place(self.view.find_next(addr)?)
+    }
+
+    #[expect(clippy::unnecessary_wraps, reason = "a step of chains of options")]
+    fn place(&self, entry: vma_rcu::tree::Entry<'a, Vma>) -> Option<Placed<'a>> {
+        Some(Placed { start: entry.start, end: entry.end, vma: entry.value, pages: self.pages })
+    }
+
+    /// Gives the mapping at `addr` an identity if it has none (`anon_vma_prepare`).
+    pub(super) fn identify(&mut self, addr: u64) {
+        let Some(vma) = self.find(addr).filter(|vma| vma.vma.anon().is_none()) else {
+            return;
+        };
+        let next = self.next(vma.end);
+        let prev = self.view.find_prev(vma.start).and_then(|entry| self.place(entry));
+        let id = reusable(vma, prev, next).unwrap_or_else(|| self.ids.fresh());
+        vma.vma.anon_cell().set(id);
+    }
+
+    /// The first address in the part of a mapping that its file has no page for.
+    #[expect(clippy::unused_self, reason = "belongs to what a page fault finds")]
+    pub(super) fn first_missing(&self, vma: Placed<'_>, start: u64, end: u64) -> Option<u64> {
+        let file = vma.file().filter(|_| !vma.vma.is_anonymous())?;
+        let object = file.object();
+        let offset = |addr: u64| vma.pages.bytes(vma.pgoff_at(addr));
+        let last = vma.pages.floor(end - 1).max(start);
+        if object.has_page(offset(last)) {
+            return None;
+        }
+        let first = vma.pages.floor(start);
+        if !object.has_page(offset(first)) {
+            return Some(start);
+        }
+        let len = vma.pages.ceil_wrapping(object.len());
+        Some(first + (len - offset(first)))
+    }
+
+    /// One access to all pages of `[start, end)` that lie in the mapping at `start`. Returns where it ends.
+    fn access(&mut self, start: u64, end: u64, access: Access) -> Result<u64, FaultError> {
+        let vma = self.find(start).ok_or(FaultError::Unmapped(start))?;
+        let flags = vma.flags();
+        let allowed = match access {
+            Access::Write => flags.contains(VmaFlags::WRITE),
+            Access::Execute => flags.contains(VmaFlags::EXEC),
+            // On x86 whatever can be accessed at all can be read.
+            Access::Read => flags.is_accessible(),
+        };
+        if !allowed {
+            return Err(FaultError::Denied { addr: start, access, vma: vma.range() });
+        }
+        if access == Access::Write && !flags.contains(VmaFlags::SHARED) {
+            // Before the file is asked for the page, so that it stays when there is none.
+            self.identify(start);
+        }
+        let to = vma.end.min(end);
+        match self.first_missing(vma, start, to) {
+            Some(missing) => Err(FaultError::BeyondEnd(missing)),
+            None => Ok(to),
+        }
+    }
+
+    /// Makes pages present as mlock and `MAP_POPULATE` do, mapping by mapping; holes are passed over.
+    /// Source: `__mm_populate()`, `populate_vma_page_range()`.
+    fn populate(&mut self, start: u64, end: u64, ignore_errors: bool) -> Result<(), u64> {
+        let mut at = start;
+        while let Some(vma) = self.next(at).filter(|vma| vma.start < end) {
+            let from = vma.start.max(at);
+            let to = vma.end.min(end);
+            let result = self.populate_one(vma, from, to);
+            if !ignore_errors {
+                result?;
+            }
+            at = to;
+        }
+        Ok(())
+    }
+
+    fn populate_one(&mut self, vma: Placed<'_>, start: u64, end: u64) -> Result<(), u64> {
+        let flags = vma.flags();
+        if flags.intersects(VmaFlags::IO | VmaFlags::PFNMAP | VmaFlags::LOCKONFAULT) {
+            return Ok(());
+        }
+        if !flags.is_accessible() {
+            return Err(start);
+        }
+        if flags & (VmaFlags::WRITE | VmaFlags::SHARED) == VmaFlags::WRITE {
+            self.identify(start);
+        }
+        self.first_missing(vma, start, end).map_or(Ok(()), Err)
+    }
+}
+
+impl<B: Backend> WriteGuard<'_, B> {
+    pub(super) fn pager<'a>(&'a self, config: &SpaceConfig) -> Pager<'a> {
+        Pager {
+            view: self.space.tree.locked(&self.inner().writer),
+            ids: self.space.identities.lock(),
+            pages: config.pages(),
+        }
+    }
+
+    /// Makes pages present; what can't be had is passed over.
+    pub(super) fn populate(&mut self, start: u64, end: u64) {
+        let config = self.config();
+        // With errors ignored there is none.
+        let _ = self.pager(&config).populate(start, end, true);
+    }
+
+    /// Makes pages present, up to the first address that can't be.
+    pub(super) fn populate_checked(&mut self, start: u64, end: u64) -> Result<(), u64> {
+        let config = self.config();
+        self.pager(&config).populate(start, end, false)
+    }
+
+    /// Makes the pages of part of one mapping present.
+    pub(super) fn populate_mapping(&mut self, start: u64, end: u64) {
+        self.populate(start, end);
+    }
+
+    /// As [`AddressSpace::touch`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn touch(&mut self, addr: u64, len: u64, access: Access) -> Result<(), FaultError> {
+        let end = addr.checked_add(len.max(1)).ok_or(FaultError::Unmapped(addr))?;
+        let mut at = addr;
+        while at < end {
+            if self.find(at).is_none() {
+                self.expand_stack(at).map_err(|_| FaultError::Unmapped(at))?;
+            }
+            let config = self.config();
+            at = self.pager(&config).access(at, end, access)?;
+        }
+        Ok(())
+    }
+}
+
+impl<B: Backend> AddressSpace<B> {
+    /// Accesses every page of a range, as a program would, as far as that leaves traces in the bookkeeping: a stack below
+    /// the first address grows, and a first write to a private mapping gives it an identity. An access of
+    /// length 0 counts as one byte.
+    ///
+    /// Takes the shared side only, but for stack growth.
+    ///
+    /// # Errors
+    /// The signal, for the first page that can't be accessed; the ones before were.
+    ///
+    /// ```
+    /// use vma_core::{Access, AddressSpace, MapRequest, Prot};
+    /// let space = AddressSpace::default();
+    /// let addr = space.map(&MapRequest::anonymous(4096, Prot::READ))?;
+    /// assert!(space.touch(addr, 1, Access::Read).is_ok());
+    /// assert!(space.touch(addr, 1, Access::Write).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn touch(&self, addr: u64, len: u64, access: Access) -> Result<(), FaultError> {
+        let end = addr.checked_add(len.max(1)).ok_or(FaultError::Unmapped(addr))?;
+        let mut at = addr;
+        while at < end {
+            {
+                let inner = self.inner.read();
+                let mut pager = Pager {
+                    view: self.tree.locked(&inner.writer),
+                    ids: self.identities.lock(),
+                    pages: self.config.load().pages(),
+                };
+                match pager.access(at, end, access) {
+                    Ok(to) => {
+                        at = to;
+                        continue;
+                    }
+                    Err(FaultError::Unmapped(_)) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            // A stack may grow down to here, which needs the exclusive side; meanwhile all may have changed.
+            self.write().expand_stack(at).map_err(|_| FaultError::Unmapped(at))?;
+        }
+        Ok(())
+    }
+}

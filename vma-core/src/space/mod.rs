@@ -1,0 +1,464 @@
+//! The address space: one file per call.
+//!
+//! # How a call runs
+//!
+//! ```text
+//! parse      raw arguments into ranges and flags            no lock needed
+//! validate   order of checks as in Linux                    exclusive lock
+//! plan       edits on a Draft; pure                         exclusive lock
+//! prepare    memory for index and backend; can fail         exclusive lock
+//! commit     one publish, totals, file counts; can't fail   exclusive lock
+//! after      owners' hooks, dropping files, reclamation     no lock
+//! ```
+//!
+//! # Locks
+//!
+//! ```text
+//! AddressSpace::inner (exclusive or shared)
+//!   AddressSpace::identities
+//! ```
+//!
+//! Lookups under a [`Guard`] take neither.
+
+mod advise;
+mod brk;
+mod check;
+mod draft;
+mod dup;
+mod fault;
+mod lock;
+mod map;
+mod maps;
+mod placement;
+mod protect;
+mod query;
+mod remap;
+mod remap_file;
+mod seal;
+mod special;
+mod stack;
+mod unmap;
+mod view;
+
+use std::fmt;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use vma_rcu::reclaim::{Domain, Guard, Reader};
+use vma_rcu::tree::{RangeTree, Writer};
+
+pub use self::advise::AdviseError;
+pub use self::brk::BrkError;
+pub use self::check::CheckError;
+pub use self::dup::DupError;
+pub use self::fault::{Access, FaultError};
+pub use self::lock::LockError;
+pub use self::map::{MapError, MapRequest};
+pub use self::maps::{MapsEntry, MapsName};
+pub use self::protect::{MdweError, ProtectError};
+pub use self::query::{CoreError, SyncError};
+pub use self::remap::{RemapError, RemapRequest};
+pub use self::remap_file::RemapFileError;
+pub use self::seal::SealError;
+pub use self::special::{NameError, SpecialError, SpecialMapping};
+pub use self::stack::GrowError;
+pub use self::unmap::UnmapError;
+pub use self::view::VmaRef;
+
+use self::draft::{Changes, Draft, HookEvent, Piece};
+use crate::accounting::Totals;
+use crate::addr::Pages;
+use crate::anon::AnonIds;
+use crate::backend::{self, Backend};
+use crate::error::NoMemory;
+use crate::flags::{MdweFlags, VmaFlags};
+use crate::limits::{ConfigError, SpaceConfig};
+use crate::vma::Vma;
+
+/// What calls have done to the layout since the space was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Mappings cut in two.
+    pub splits: u64,
+    /// Neighbours joined.
+    pub merges: u64,
+    /// Changes published.
+    pub publishes: u64,
+}
+
+impl Stats {
+    fn add(&mut self, other: Stats) {
+        self.splits += other.splits;
+        self.merges += other.merges;
+    }
+}
+
+/// An address space: Linux's `mm_struct`, as far as its mappings go.
+///
+/// # Consistency
+/// A call changes the layout by one publish: a reader sees all of it or nothing.
+///
+/// # Concurrency
+/// [`find`](Self::find) and [`iter`](Self::iter) take no lock and never wait. [`read`](Self::read) keeps the layout stable;
+/// every call that changes it takes the exclusive side itself. [`write`](Self::write) holds it over several calls.
+pub struct AddressSpace<B: Backend = ()> {
+    /// For readers, without a lock.
+    tree: RangeTree<Vma>,
+    /// Exclusive for changes, shared to keep the layout stable.
+    inner: RwLock<Inner>,
+    /// Replaced as a whole; loaded once per changing call, by no lookup.
+    config: ArcSwap<SpaceConfig>,
+    /// Who hands out identities of private pages. Taken inside `inner` (shared side) by faults; with the exclusive
+    /// side held it's free.
+    identities: Mutex<AnonIds>,
+    backend: B,
+}
+
+/// Protected by `AddressSpace::inner`.
+#[derive(Debug)]
+struct Inner {
+    writer: Writer<Vma>,
+    totals: Totals,
+    stats: Stats,
+    /// Added to new mappings: the lock bits, after `mlockall(MCL_FUTURE)`.
+    default_flags: VmaFlags,
+    /// Start of the heap, unchanged after exec.
+    start_brk: u64,
+    /// Its end, as the program sees it: not rounded.
+    brk: u64,
+    /// Bytes of the program's data segment, which `RLIMIT_DATA` counts with the heap.
+    data_segment: u64,
+    /// An address inside `[stack]`.
+    start_stack: Option<u64>,
+    mdwe: MdweFlags,
+}
+
+impl AddressSpace<()> {
+    /// An empty space, bookkeeping only.
+    ///
+    /// # Errors
+    /// [`ConfigError`] for values that no kernel could have.
+    pub fn new(config: SpaceConfig) -> Result<Self, ConfigError> {
+        Self::with_backend(config, &Domain::default(), ())
+    }
+}
+
+impl<B: Backend> AddressSpace<B> {
+    /// An empty space with a backend and a reclamation domain, which several spaces may share.
+    ///
+    /// # Errors
+    /// [`ConfigError`] for values that no kernel could have.
+    pub fn with_backend(config: SpaceConfig, domain: &Domain, backend: B) -> Result<Self, ConfigError> {
+        config.validate()?;
+        let config = SpaceConfig { mmap_base: Some(config.base()), ..config };
+        Ok(Self::assemble(config, domain, backend, AnonIds::default()))
+    }
+
+    fn assemble(config: SpaceConfig, domain: &Domain, backend: B, ids: AnonIds) -> Self {
+        let (tree, writer) = RangeTree::new(domain);
+        AddressSpace {
+            tree,
+            inner: RwLock::new(Inner {
+                writer,
+                totals: Totals::default(),
+                stats: Stats::default(),
+                default_flags: VmaFlags::empty(),
+                start_brk: 0,
+                brk: 0,
+                data_segment: 0,
+                start_stack: None,
+                mdwe: MdweFlags::empty(),
+            }),
+            config: ArcSwap::from_pointee(config),
+            identities: Mutex::new(ids),
+            backend,
+        }
+    }
+
+    /// Registers the calling thread for lookups; keep the result for as long as it makes some.
+    pub fn register(&self) -> Reader {
+        self.tree.domain().register()
+    }
+
+    /// The reclamation domain.
+    pub fn domain(&self) -> &Domain {
+        self.tree.domain()
+    }
+
+    /// The backend.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// The mapping that holds `addr`. It may be gone the next instant.
+    ///
+    /// No lock, no retry, no store to shared memory.
+    pub fn find<'g>(&self, addr: u64, guard: &'g Guard<'_>) -> Option<VmaRef<'g>> {
+        self.tree.find(addr, guard).map(VmaRef::from_entry)
+    }
+
+    /// The first mapping that ends above `addr`, under the same terms as [`find`](Self::find).
+    pub fn find_next<'g>(&self, addr: u64, guard: &'g Guard<'_>) -> Option<VmaRef<'g>> {
+        self.tree.find_next(addr, guard).map(VmaRef::from_entry)
+    }
+
+    /// The mappings in order of address, from the first that ends above `from`.
+    ///
+    /// No lock. Each publish is seen wholly or not at all, but several may come between two steps.
+    pub fn iter<'g>(&self, from: u64, guard: &'g Guard<'_>) -> impl Iterator<Item = VmaRef<'g>> {
+        self.tree.iter(from, guard).map(VmaRef::from_entry)
+    }
+
+    /// Keeps the layout as it is until the guard is dropped.
+    pub fn read(&self) -> ReadGuard<'_, B> {
+        ReadGuard { space: self, inner: self.inner.read() }
+    }
+
+    /// Takes the exclusive side, to make several calls without letting others in between.
+    pub fn write(&self) -> WriteGuard<'_, B> {
+        WriteGuard {
+            space: self,
+            inner: Some(self.inner.write()),
+            after: After::default(),
+        }
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> Arc<SpaceConfig> {
+        self.config.load_full()
+    }
+
+    /// Changes the configuration: limits, placement, capabilities. Calls under way may still see the old one.
+    ///
+    /// # Errors
+    /// [`ConfigError`], with nothing changed: impossible values, or another page or task size.
+    pub fn configure(&self, change: impl FnOnce(&mut SpaceConfig)) -> Result<(), ConfigError> {
+        let _order = self.inner.write();
+        let old = self.config.load_full();
+        let mut new = SpaceConfig::clone(&old);
+        change(&mut new);
+        new.validate()?;
+        if new.page_size != old.page_size || new.task_size != old.task_size {
+            return Err(ConfigError::Fixed);
+        }
+        new.mmap_base = Some(new.base());
+        self.config.store(Arc::new(new));
+        Ok(())
+    }
+
+    /// Totals, in pages.
+    pub fn totals(&self) -> Totals {
+        self.inner.read().totals
+    }
+
+    /// What calls have done so far.
+    pub fn stats(&self) -> Stats {
+        self.inner.read().stats
+    }
+}
+
+impl Default for AddressSpace<()> {
+    fn default() -> Self {
+        Self::assemble(
+            SpaceConfig { mmap_base: Some(SpaceConfig::default().base()), ..SpaceConfig::default() },
+            &Domain::default(),
+            (),
+            AnonIds::default(),
+        )
+    }
+}
+
+impl<B: Backend> fmt::Debug for AddressSpace<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AddressSpace").field("totals", &self.totals()).finish_non_exhaustive()
+    }
+}
+
+/// The layout is stable while this lives.
+pub struct ReadGuard<'s, B: Backend = ()> {
+    space: &'s AddressSpace<B>,
+    inner: RwLockReadGuard<'s, Inner>,
+}
+
+impl<B: Backend> fmt::Debug for ReadGuard<'_, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadGuard").field("totals", &self.inner.totals).finish_non_exhaustive()
+    }
+}
+
+/// The exclusive side: all calls that change the layout, one after the other with nobody between.
+///
+/// Files and owners' hooks are let go of after the guard.
+pub struct WriteGuard<'s, B: Backend = ()> {
+    space: &'s AddressSpace<B>,
+    /// `None` only inside `drop`.
+    inner: Option<RwLockWriteGuard<'s, Inner>>,
+    after: After,
+}
+
+impl<B: Backend> fmt::Debug for WriteGuard<'_, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WriteGuard").finish_non_exhaustive()
+    }
+}
+
+/// What waits until the lock is let go.
+#[derive(Default)]
+struct After {
+    hooks: Vec<HookEvent>,
+    zaps: Vec<(u64, u64)>,
+    changed: bool,
+}
+
+impl<'s, B: Backend> WriteGuard<'s, B> {
+    fn inner(&self) -> &Inner {
+        match &self.inner {
+            Some(inner) => inner,
+            None => unreachable!("only drop takes the lock guard out"),
+        }
+    }
+
+    fn inner_mut(&mut self) -> &mut Inner {
+        match &mut self.inner {
+            Some(inner) => inner,
+            None => unreachable!("only drop takes the lock guard out"),
+        }
+    }
+
+    /// Loaded once per call.
+    fn config(&self) -> arc_swap::Guard<Arc<SpaceConfig>> {
+        self.space.config.load()
+    }
+
+    /// Starts planning.
+    fn draft<'a>(&'a self, config: &'a SpaceConfig) -> Draft<'a> {
+        let inner = self.inner();
+        Draft::new(self.space.tree.locked(&inner.writer), config, inner.totals)
+    }
+
+    /// Prepares and publishes. On an error nothing has changed.
+    fn commit(&mut self, changes: Changes) -> Result<(), NoMemory> {
+        let space: &'s AddressSpace<B> = self.space;
+        if changes.windows.is_empty() {
+            self.inner_mut().totals = changes.totals;
+            return Ok(());
+        }
+        let told = if B::ACTIVE { prepare_backend(&space.backend, &changes)? } else { Vec::new() };
+        let inner = self.inner_mut();
+        let mut transaction = space.tree.write(&mut inner.writer);
+        for window in changes.windows {
+            let entries = window.pieces.into_iter().map(|Piece { start, end, vma }| (start..end, vma));
+            transaction.splice(window.start..window.end, entries).map_err(|_| NoMemory)?;
+        }
+        let prepared = transaction.prepare().map_err(|_| NoMemory)?;
+        drop(prepared.commit());
+        inner.totals = changes.totals;
+        inner.stats.add(changes.stats);
+        inner.stats.publishes += 1;
+        for (file, delta) in changes.writable {
+            file.count_writable(delta);
+        }
+        self.after.changed = true;
+        if !changes.hooks.is_empty() {
+            self.after.hooks.extend(changes.hooks);
+        }
+        for (start, end, pieces) in told {
+            space.backend.commit(start, end, &pieces);
+            self.after.zaps.push((start, end));
+        }
+        Ok(())
+    }
+
+    /// As [`AddressSpace::totals`].
+    pub fn totals(&self) -> Totals {
+        self.inner().totals
+    }
+}
+
+type Told = Vec<(u64, u64, Vec<backend::Piece>)>;
+
+fn prepare_backend<B: Backend>(backend: &B, changes: &Changes) -> Result<Told, NoMemory> {
+    let mut told = Told::new();
+    for window in &changes.windows {
+        let pieces: Vec<_> = window
+            .pieces
+            .iter()
+            .map(|piece| backend::Piece {
+                start: piece.start,
+                end: piece.end,
+                flags: piece.vma.flags(),
+            })
+            .collect();
+        backend.prepare(window.start, window.end, &pieces)?;
+        told.push((window.start, window.end, pieces));
+    }
+    Ok(told)
+}
+
+impl<B: Backend> Drop for WriteGuard<'_, B> {
+    fn drop(&mut self) {
+        let after = std::mem::take(&mut self.after);
+        drop(self.inner.take());
+        if !after.changed {
+            return;
+        }
+        for (start, end) in after.zaps {
+            self.space.backend.zap(start, end);
+        }
+        // Opened before closed, so that an owner who counts doesn't see none in between.
+        for event in after.hooks.iter().filter(|event| event.opened) {
+            event.hooks.opened(event.range);
+        }
+        for event in after.hooks.iter().filter(|event| !event.opened) {
+            event.hooks.closed(event.range);
+        }
+        self.space.tree.domain().collect();
+    }
+}
+
+impl<B: Backend> Drop for AddressSpace<B> {
+    /// Lets go of files and owners: each mapping that is left counts as removed.
+    fn drop(&mut self) {
+        let inner = self.inner.get_mut();
+        let view = self.tree.locked(&inner.writer);
+        for entry in view.iter(0) {
+            if entry.value.is_shared_maywrite()
+                && let Some(file) = entry.value.file()
+            {
+                file.object().count_writable(-1);
+            }
+            if let Some(hooks) = entry.value.hooks() {
+                hooks.closed(crate::addr::VmRange::new(entry.start, entry.end));
+            }
+        }
+    }
+}
+
+/// Bytes that stay free below a mapping of these flags.
+fn start_gap(config: &SpaceConfig, flags: VmaFlags) -> u64 {
+    if flags.contains(VmaFlags::GROWSDOWN) {
+        config.stack_guard_gap()
+    } else if flags.contains(VmaFlags::SHADOW_STACK) {
+        config.page_size
+    } else {
+        0
+    }
+}
+
+/// A new record of these flags.
+fn new_vma(config: &SpaceConfig, flags: VmaFlags, pgoff: u64) -> Vma {
+    Vma::new(flags, pgoff, start_gap(config, flags))
+}
+
+/// The range of a call whose start has to be aligned and whose length is rounded up (madvise, mseal).
+/// `Ok(None)`: nothing to do. `Err` carries no reason: each call has its own.
+fn rounded_range(pages: Pages, start: u64, len: u64) -> Result<Option<(u64, u64)>, ()> {
+    let rounded = pages.ceil_wrapping(len);
+    if len != 0 && rounded == 0 {
+        return Err(());
+    }
+    let end = start.checked_add(rounded).ok_or(())?;
+    Ok((end != start).then_some((start, end)))
+}

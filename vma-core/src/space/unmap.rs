@@ -1,0 +1,154 @@
+//! munmap(2).
+
+use super::draft::Draft;
+use super::{AddressSpace, WriteGuard};
+use crate::accounting::{check_split, is_accountable};
+use crate::addr::VmRange;
+use crate::backend::Backend;
+use crate::error::{Errno, NoMemory, SplitError};
+use crate::flags::VmaFlags;
+use crate::limits::SpaceConfig;
+
+/// Why a range couldn't be unmapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum UnmapError {
+    /// Unaligned start, no length, or beyond the address space.
+    #[error("munmap of {len:#x} bytes at {addr:#x}: unaligned, empty or beyond the address space")]
+    BadRange {
+        /// Start as given.
+        addr: u64,
+        /// Length as given.
+        len: u64,
+    },
+    /// A sealed mapping lies in the range.
+    #[error("{0} is sealed")]
+    Sealed(VmRange),
+    /// A mapping at an edge couldn't be split.
+    #[error(transparent)]
+    Split(#[from] SplitError),
+    /// No memory for records.
+    #[error(transparent)]
+    NoMemory(#[from] NoMemory),
+}
+
+impl UnmapError {
+    /// The error number.
+    pub const fn errno(self) -> Errno {
+        match self {
+            UnmapError::BadRange { .. } => Errno::EINVAL,
+            UnmapError::Sealed(_) => Errno::EPERM,
+            UnmapError::Split(error) => error.errno(),
+            UnmapError::NoMemory(error) => error.errno(),
+        }
+    }
+}
+
+/// What lies in a range that is about to be unmapped.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Gathered {
+    /// Pages mapped in it.
+    pub(super) pages: u64,
+    /// Of these, charged.
+    pub(super) accounted: u64,
+}
+
+/// Splits at both edges and looks whether everything between may go. Source: `vms_gather_munmap_vmas()`.
+///
+/// On an error the splits made so far stay in the draft, as they do in Linux.
+pub(super) fn gather(draft: &mut Draft<'_>, range: VmRange) -> Result<Gathered, UnmapError> {
+    let Some(first) = draft.first_in(range.start, range.end) else {
+        return Ok(Gathered::default());
+    };
+    let first_range = first.range();
+    let sealed = first.flags().contains(VmaFlags::SEALED);
+    if range.start > first_range.start {
+        if range.end < first_range.end {
+            // The call may free memory, so that one mapping above the limit is let pass, but no hole punch.
+            check_split(draft.totals(), draft.config).map_err(SplitError::from)?;
+        }
+        if sealed {
+            return Err(UnmapError::Sealed(first_range));
+        }
+        draft.split(range.start)?;
+    }
+    let mut gathered = Gathered::default();
+    let mut at = range.start;
+    while let Some(vma) = draft.first_in(at, range.end) {
+        if vma.flags().contains(VmaFlags::SEALED) {
+            return Err(UnmapError::Sealed(vma.range()));
+        }
+        let accounted = vma.flags().contains(VmaFlags::ACCOUNT);
+        let (start, end) = (vma.start, vma.end);
+        if end > range.end {
+            draft.split(range.end)?;
+        }
+        let count = draft.pages.count(end.min(range.end) - start);
+        gathered.pages += count;
+        if accounted {
+            gathered.accounted += count;
+        }
+        at = end.min(range.end);
+    }
+    Ok(gathered)
+}
+
+/// Gathers and removes.
+pub(super) fn unmap_range(draft: &mut Draft<'_>, range: VmRange) -> Result<(), UnmapError> {
+    gather(draft, range)?;
+    draft.remove(range.start, range.end);
+    Ok(())
+}
+
+/// The range of an unmap, or what is wrong with it. Source: `do_vmi_munmap()`.
+pub(super) fn parse(config: &SpaceConfig, addr: u64, len: u64) -> Result<VmRange, UnmapError> {
+    let pages = config.pages();
+    let bad = UnmapError::BadRange { addr, len };
+    if !pages.is_aligned(addr) || addr > config.task_size || len > config.task_size - addr {
+        return Err(bad);
+    }
+    let end = addr.checked_add(pages.ceil_wrapping(len)).ok_or(bad)?;
+    if end == addr {
+        return Err(bad);
+    }
+    Ok(VmRange::new(addr, end))
+}
+
+/// Pages that a new mapping of these flags is charged with, in place of `gathered`.
+pub(super) fn charge_of(flags: VmaFlags, pages: u64, gathered: Gathered) -> Option<u64> {
+    is_accountable(flags).then(|| pages.saturating_sub(gathered.accounted))
+}
+
+impl<B: Backend> WriteGuard<'_, B> {
+    /// As [`AddressSpace::unmap`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn unmap(&mut self, addr: u64, len: u64) -> Result<(), UnmapError> {
+        let config = self.config();
+        let range = parse(&config, addr, len)?;
+        let mut draft = self.draft(&config);
+        let result = unmap_range(&mut draft, range);
+        let changes = draft.finish();
+        self.commit(changes)?;
+        result
+    }
+}
+
+impl<B: Backend> AddressSpace<B> {
+    /// Unmaps every page of a range; pages that aren't mapped are passed over (munmap(2)).
+    ///
+    /// `addr` is page-aligned, `len` in bytes is rounded up.
+    ///
+    /// # Errors
+    /// | errno | when |
+    /// |---|---|
+    /// | `EINVAL` | unaligned start, length 0, beyond the address space; a special mapping can't be split |
+    /// | `EPERM` | something in the range is sealed; nothing is unmapped, but a split at the start stays |
+    /// | `ENOMEM` | a hole in the middle of one mapping at the limit of mappings |
+    ///
+    /// Source: `do_vmi_munmap()` in mm/vma.c.
+    pub fn unmap(&self, addr: u64, len: u64) -> Result<(), UnmapError> {
+        self.write().unmap(addr, len)
+    }
+}
