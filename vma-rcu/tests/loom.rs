@@ -49,7 +49,8 @@ fn model(preemptions: usize, f: impl Fn() + Send + Sync + 'static) {
 
 fn put(tree: &RangeTree<Value>, writer: &mut Writer<Value>, at: u64, id: u64) {
     let mut edit = tree.write(writer);
-    edit.splice(at..at + 10, [(at..at + 10, Value::new(id))]).unwrap();
+    edit.splice(at..at + 10, [(at..at + 10, Value::new(id))])
+        .unwrap();
     edit.prepare().unwrap().commit();
 }
 
@@ -83,19 +84,33 @@ fn an_iteration_sees_a_split_wholly_or_not_at_all() {
     model(2, || {
         let domain = Domain::default();
         let (tree, mut writer) = RangeTree::new(&domain);
-        tree.build(&mut writer, (1..4).map(|i| (i * 10..i * 10 + 10, Value::new(i)))).unwrap();
+        tree.build(
+            &mut writer,
+            (1..4).map(|i| (i * 10..i * 10 + 10, Value::new(i))),
+        )
+        .unwrap();
         let tree = Arc::new(tree);
         let reader = {
             let tree = Arc::clone(&tree);
             thread::spawn(move || {
                 let reader = tree.domain().register();
                 let guard = reader.pin();
-                let starts: Vec<u64> = tree.iter(0, &guard).map(|e| e.start + e.value.read()).collect();
-                assert!(starts == [11, 22, 33] || starts == [11, 24, 30, 36], "{starts:?}");
+                let starts: Vec<u64> = tree
+                    .iter(0, &guard)
+                    .map(|e| e.start + e.value.read())
+                    .collect();
+                assert!(
+                    starts == [11, 22, 33] || starts == [11, 24, 30, 36],
+                    "{starts:?}"
+                );
             })
         };
         let mut edit = tree.write(&mut writer);
-        let three = [(20..25, Value::new(4)), (25..30, Value::new(5)), (30..40, Value::new(6))];
+        let three = [
+            (20..25, Value::new(4)),
+            (25..30, Value::new(5)),
+            (30..40, Value::new(6)),
+        ];
         edit.splice(20..40, three).unwrap();
         edit.prepare().unwrap().commit();
         reader.join().unwrap();

@@ -395,9 +395,15 @@ impl Domain {
         if cfg!(planted = "early_grace") {
             return queue.grace(count);
         }
+        // Weak: a closure that never runs, because its handle stays idle, keeps no queue alive.
+        let queue = Arc::downgrade(&queue);
         self.with_handle(|handle| {
             let guard = handle.pin();
-            guard.defer(move || queue.grace(count));
+            guard.defer(move || {
+                if let Some(queue) = queue.upgrade() {
+                    queue.grace(count);
+                }
+            });
             guard.flush();
         });
     }

@@ -36,17 +36,26 @@ struct Summary {
 /// # Safety
 ///
 /// T7: what is reachable from `root` can't be freed during the call, and the writer is the caller's.
-pub(super) unsafe fn check<T: Record>(root: Root, len: usize, now: u64) -> Result<(), Broken> {
-    let entries = if root.is_empty() {
-        0
+pub(super) unsafe fn check<T: Record>(
+    root: Root,
+    len: usize,
+    last_end: u64,
+    now: u64,
+) -> Result<(), Broken> {
+    let (entries, last) = if root.is_empty() {
+        (0, 0)
     } else {
         let walk = Walk::<T> {
             now,
             top: root.node(),
             marker: std::marker::PhantomData,
         };
-        walk.node(root.node(), root.height(), 0)?.entries
+        let found = walk.node(root.node(), root.height(), 0)?;
+        (found.entries, found.last)
     };
+    require("T8", last == last_end, || {
+        format!("last end {last:#x}, kept as {last_end:#x}")
+    })?;
     require("T8", entries == len, || {
         format!("{entries} entries, counted as {len}")
     })
@@ -92,23 +101,21 @@ impl<T: Record> Walk<T> {
         })?;
         let mut previous = lo;
         for i in 0..len {
-            let (start, end) = (leaf.starts[i], leaf.ends[i]);
+            let (start, end) = (leaf.slots[i].start, leaf.ends[i]);
             let sound = previous <= start && start < end && end <= MAX_END;
             require("T1", sound, || {
                 format!("{start:#x}..{end:#x} after {previous:#x}")
             })?;
             // SAFETY: T7, by `check`'s caller.
-            let value = unsafe { &*leaf.records[i] };
+            let value = unsafe { &*leaf.slots[i].record };
             let guarded = leaf.guarded >> i & 1 == 1;
             require("T5", guarded == (value.start_gap() > 0), || {
                 format!("guard of {start:#x}")
             })?;
             previous = end;
         }
-        let padded = leaf.ends[len..]
-            .iter()
-            .chain(&leaf.starts[len..])
-            .all(|key| *key == PAD);
+        let slots = leaf.slots[len..].iter().map(|slot| &slot.start);
+        let padded = leaf.ends[len..].iter().chain(slots).all(|key| *key == PAD);
         require("T4", padded && leaf.guarded >> len == 0, || {
             "used lanes beyond the end".into()
         })?;
@@ -151,7 +158,8 @@ impl<T: Record> Walk<T> {
             require("T3", exact, || {
                 format!("pivot {pivot:#x}, last end {:#x}", below.last)
             })?;
-            let cached = inner.gap(i);
+            // SAFETY: T7, by `check`'s caller.
+            let cached = unsafe { inner.gaps() }[i];
             require("T5", cached == below.gap, || {
                 format!("gap {cached:#x}, is {:#x}", below.gap)
             })?;

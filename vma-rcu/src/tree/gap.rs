@@ -7,10 +7,11 @@
 
 use std::ops::Range;
 
-use super::node::{Inner, LEAF_CAP, Leaf, MAX_HEIGHT, NodePtr, PAD, Root, inner, leaf};
-use super::search::first_above;
-use super::{Record, read};
-use crate::sync::atomic::Ordering;
+use super::node::{
+    Inner, LEAF_CAP, Leaf, MAX_HEIGHT, NodePtr, PAD, Root, inner, leaf, max_gap_with,
+};
+use super::search::{at_least, first_above};
+use super::{MAX_END, Record};
 use smallvec::SmallVec;
 
 /// What a free range must be like.
@@ -70,23 +71,25 @@ impl GapRequest {
     }
 }
 
-/// Lowest address that satisfies the request.
+/// Lowest address that satisfies the request; `last_end` is the end of the last entry.
 ///
 /// # Safety
 ///
-/// T7: what is reachable from `root` can't be freed during the call.
-pub(super) unsafe fn lowest<T: Record>(root: Root, request: &GapRequest) -> Option<u64> {
+/// T7: the caller holds the writer of `root`'s tree.
+pub(super) unsafe fn lowest<T: Record>(
+    root: Root,
+    last_end: u64,
+    request: &GapRequest,
+) -> Option<u64> {
     let need = request.need()?;
-    if !root.is_empty() {
+    let descent = Descent { need, request };
+    let below = if root.is_empty() {
+        None
+    } else {
         // SAFETY: T7, by the caller's promise.
-        let found = unsafe { low_in::<T>(root.node(), root.height(), 0, need, request) };
-        if found.is_some() {
-            return found;
-        }
-    }
-    // SAFETY: T7, by the caller's promise.
-    let last = unsafe { read::last_end::<T>(root) };
-    request.low(need, last..PAD)
+        unsafe { descent.lowest::<T>(root.node(), root.height(), 0) }
+    };
+    below.or_else(|| request.low(need, last_end..PAD))
 }
 
 /// Highest address that satisfies the request.
@@ -94,83 +97,101 @@ pub(super) unsafe fn lowest<T: Record>(root: Root, request: &GapRequest) -> Opti
 /// # Safety
 ///
 /// As for [`lowest`].
-pub(super) unsafe fn highest<T: Record>(root: Root, request: &GapRequest) -> Option<u64> {
+pub(super) unsafe fn highest<T: Record>(
+    root: Root,
+    last_end: u64,
+    request: &GapRequest,
+) -> Option<u64> {
     let need = request.need()?;
-    // SAFETY: T7, by the caller's promise.
-    let last = unsafe { read::last_end::<T>(root) };
-    let above = request.high(need, last..PAD);
+    let above = request.high(need, last_end..PAD);
     if above.is_some() || root.is_empty() {
         return above;
     }
+    let descent = Descent { need, request };
     // SAFETY: T7, by the caller's promise.
-    unsafe { high_in::<T>(root.node(), root.height(), 0, need, request) }
+    unsafe { descent.highest::<T>(root.node(), root.height(), 0, PAD) }
 }
 
-unsafe fn low_in<T: Record>(
-    node: NodePtr,
-    height: usize,
-    lo: u64,
+/// One search: below an inner node only children with a large enough gap are candidates.
+#[derive(Clone, Copy)]
+struct Descent<'r> {
     need: u64,
-    request: &GapRequest,
-) -> Option<u64> {
-    if height == 0 {
-        // SAFETY: T7, T2.
-        let leaf: &Leaf<T> = unsafe { leaf(node) };
-        return gaps(leaf, lo).find_map(|gap| request.low(need, gap));
-    }
-    // SAFETY: T7, T2.
-    let inner = unsafe { inner(node) };
-    let len = inner.len();
-    let first = first_above(&inner.pivots, request.window.start.min(PAD - 1));
-    for i in first.min(len - 1)..len {
-        let lo = below(inner, i, lo);
-        if lo >= request.window.end {
-            return None;
+    request: &'r GapRequest,
+}
+
+impl Descent<'_> {
+    /// `lo` is the end of the last entry before the node.
+    unsafe fn lowest<T: Record>(self, node: NodePtr, height: usize, lo: u64) -> Option<u64> {
+        if height == 0 {
+            // SAFETY: T7, T2.
+            let leaf: &Leaf<T> = unsafe { leaf(node) };
+            return gaps(leaf, lo).find_map(|gap| self.request.low(self.need, gap));
         }
-        if inner.gap(i) >= need {
+        // SAFETY: T7, T2.
+        let inner = unsafe { inner(node) };
+        // SAFETY: T7: the writer is the caller's.
+        let mut candidates = at_least(unsafe { inner.gaps() }, self.need);
+        let window = &self.request.window;
+        if window.start > lo {
+            // The children before end at or below the window's start, and their gaps do, too.
+            candidates &= u32::MAX << first_above(&inner.pivots, window.start.min(MAX_END));
+        }
+        while candidates != 0 {
+            let i = candidates.trailing_zeros() as usize;
+            candidates &= candidates - 1;
+            let lo = below(inner, i, lo);
+            if lo >= window.end {
+                return None;
+            }
             // SAFETY: T7, by the caller's promise.
-            let found = unsafe { low_in::<T>(inner.child(i), height - 1, lo, need, request) };
+            let found = unsafe { self.lowest::<T>(inner.child(i), height - 1, lo) };
             if found.is_some() {
                 return found;
             }
         }
+        None
     }
-    None
-}
 
-unsafe fn high_in<T: Record>(
-    node: NodePtr,
-    height: usize,
-    lo: u64,
-    need: u64,
-    request: &GapRequest,
-) -> Option<u64> {
-    if height == 0 {
+    /// As [`lowest`](Self::lowest); the node's last entry ends at or below `hi`.
+    unsafe fn highest<T: Record>(
+        self,
+        node: NodePtr,
+        height: usize,
+        lo: u64,
+        hi: u64,
+    ) -> Option<u64> {
+        if height == 0 {
+            // SAFETY: T7, T2.
+            let leaf: &Leaf<T> = unsafe { leaf(node) };
+            let high = |gap| self.request.high(self.need, gap);
+            return gaps(leaf, lo).rev().find_map(high);
+        }
         // SAFETY: T7, T2.
-        let leaf: &Leaf<T> = unsafe { leaf(node) };
-        let fits = |gap| request.high(need, gap);
-        return gaps(leaf, lo).filter_map(fits).last();
-    }
-    // SAFETY: T7, T2.
-    let inner = unsafe { inner(node) };
-    let last = inner.len() - 1;
-    // The gap that holds the window's last byte may lie below an entry beyond the window.
-    let top = request.window.end.saturating_sub(1).min(PAD - 1);
-    let first = first_above(&inner.pivots, top).min(last);
-    for i in (0..=first).rev() {
-        let lo = below(inner, i, lo);
-        if inner.gap(i) >= need {
+        let inner = unsafe { inner(node) };
+        // SAFETY: T7: the writer is the caller's.
+        let mut candidates = at_least(unsafe { inner.gaps() }, self.need);
+        let window = &self.request.window;
+        if window.end < hi {
+            // The first entry that ends above the window's last byte is the last with a gap within.
+            let last = first_above(&inner.pivots, window.end.saturating_sub(1));
+            candidates &= !(u32::MAX << last << 1);
+        }
+        while candidates != 0 {
+            let i = candidates.ilog2() as usize;
+            candidates &= !(1 << i);
+            let hi = hi.min(inner.pivots[i]);
+            if hi <= window.start {
+                return None;
+            }
+            let lo = below(inner, i, lo);
             // SAFETY: T7, by the caller's promise.
-            let found = unsafe { high_in::<T>(inner.child(i), height - 1, lo, need, request) };
+            let found = unsafe { self.highest::<T>(inner.child(i), height - 1, lo, hi) };
             if found.is_some() {
                 return found;
             }
         }
-        if lo <= request.window.start {
-            return None;
-        }
+        None
     }
-    None
 }
 
 /// End of the last entry before child `i`; `lo` is that before the node.
@@ -179,13 +200,11 @@ fn below(inner: &Inner, i: usize, lo: u64) -> u64 {
 }
 
 /// The usable gaps below the entries of a leaf, in ascending order.
-fn gaps<T: Record>(leaf: &Leaf<T>, lo: u64) -> impl Iterator<Item = Range<u64>> {
-    (0..LEAF_CAP)
-        .take_while(|i| leaf.ends[*i] != PAD)
-        .map(move |i| {
-            let start = if i == 0 { lo } else { leaf.ends[i - 1] };
-            start..leaf.gap_end(i)
-        })
+fn gaps<T: Record>(leaf: &Leaf<T>, lo: u64) -> impl DoubleEndedIterator<Item = Range<u64>> {
+    (0..leaf.len().min(LEAF_CAP)).map(move |i| {
+        let start = if i == 0 { lo } else { leaf.ends[i - 1] };
+        start..leaf.gap_end(i)
+    })
 }
 
 /// Computes anew the gaps on the way to the first entry that ends above `key`.
@@ -212,10 +231,14 @@ pub(super) unsafe fn refresh<T: Record>(root: Root, key: u64) {
     let leaf: &Leaf<T> = unsafe { leaf(node) };
     let mut gap = leaf.max_gap(lo, leaf.len());
     for (inner, i) in path.into_iter().rev() {
-        if inner.gap(i) == gap {
+        // SAFETY: T7: the writer is the caller's.
+        let gaps = unsafe { inner.gaps() };
+        if gaps[i] == gap {
             return;
         }
-        inner.gaps[i].store(gap, Ordering::Relaxed);
-        gap = inner.max_gap_with(i, gap);
+        let max = max_gap_with(gaps, i, gap);
+        // SAFETY: T7: exclusively the caller's.
+        unsafe { inner.set_gap(i, gap) };
+        gap = max;
     }
 }

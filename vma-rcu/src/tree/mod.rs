@@ -188,6 +188,8 @@ pub struct RangeTree<T: Record> {
     floor: AtomicU64,
     /// Entries. As `floor`.
     len: AtomicUsize,
+    /// End of the last entry, 0 without one. As `floor`.
+    last_end: AtomicU64,
     marker: PhantomData<T>,
 }
 
@@ -212,6 +214,7 @@ impl<T: Record> RangeTree<T> {
             id,
             floor: AtomicU64::new(0),
             len: AtomicUsize::new(0),
+            last_end: AtomicU64::new(0),
             marker: PhantomData,
         };
         (tree, Writer::new(id, queue, producer))
@@ -367,6 +370,10 @@ impl<'a, T: Record> View<'a, T> {
         self.tree.root(Ordering::Relaxed)
     }
 
+    fn last_end(self) -> u64 {
+        self.tree.last_end.load(Ordering::Relaxed)
+    }
+
     /// Number of entries.
     pub fn len(self) -> usize {
         self.tree.len.load(Ordering::Relaxed)
@@ -406,13 +413,13 @@ impl<'a, T: Record> View<'a, T> {
     /// Lowest free range that satisfies `request`, in O(log n).
     pub fn lowest_gap(self, request: &GapRequest) -> Option<u64> {
         // SAFETY: T7: the writer is borrowed for 'a.
-        unsafe { gap::lowest::<T>(self.root(), request) }
+        unsafe { gap::lowest::<T>(self.root(), self.last_end(), request) }
     }
 
     /// Highest free range that satisfies `request`, in O(log n).
     pub fn highest_gap(self, request: &GapRequest) -> Option<u64> {
         // SAFETY: T7: the writer is borrowed for 'a.
-        unsafe { gap::highest::<T>(self.root(), request) }
+        unsafe { gap::highest::<T>(self.root(), self.last_end(), request) }
     }
 
     /// The tree of this instant, to be read later without the writer.
@@ -441,7 +448,7 @@ impl<'a, T: Record> View<'a, T> {
     /// The first one that doesn't hold.
     pub fn check(self) -> Result<(), Broken> {
         // SAFETY: T7: the writer is borrowed for 'a.
-        unsafe { check::check::<T>(self.root(), self.len(), self.sequence) }
+        unsafe { check::check::<T>(self.root(), self.len(), self.last_end(), self.sequence) }
     }
 }
 

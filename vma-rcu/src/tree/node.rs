@@ -3,25 +3,27 @@
 //! A node is 384 bytes, six cache lines, in this order of use by a search:
 //!
 //! ```text
-//! leaf    ends 16 x u64 (two lines)   | starts 15 x u64, guard bits  | records 15 x pointer, spare
-//! inner   pivots 16 x u64 (two lines) | children 15 x pointer, birth | gaps 15 x u64, spare
+//! leaf    ends 16 x u64 (two lines)   | 15 x (start, record), guard bits (four lines)
+//! inner   pivots 16 x u64 (two lines) | children 15 x pointer, birth | gaps 16 x u64
 //! ```
 //!
 //! The last lane of `ends` and `pivots` is always [`PAD`], and so are unused ones: a search over all 16
-//! lanes needs no length. The pivot of a child is the end of its last entry, exactly (T3); the last
+//! lanes needs no length. Start and record of an entry lie in one line, so that a lookup touches three of a
+//! leaf. The pivot of a child is the end of its last entry, exactly (T3); the last
 //! child has none.
 //!
 //! Everything in a leaf, and the pivots and the birth of an inner node, are written before the node is
 //! published and never again. `children` of a live inner node change by single stores (T6). `gaps` are
 //! the writer's own; readers don't touch their lines.
 
+use std::cell::UnsafeCell;
 use std::ops::Range;
 use std::ptr::{self, NonNull};
 
 use super::search::first_above;
 use super::{MAX_END, Record};
 use crate::sync::Track;
-use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicPtr, Ordering};
 
 /// Keys per search.
 pub(super) const LANES: usize = if cfg!(any(test, loom, small_nodes)) {
@@ -48,12 +50,33 @@ pub(super) type NodePtr = *mut ();
 #[repr(C, align(64))]
 pub(super) struct Leaf<T> {
     pub(super) ends: [u64; LANES],
-    pub(super) starts: [u64; LEAF_CAP],
+    pub(super) slots: [Slot<T>; LEAF_CAP],
     /// Bit i: record i keeps a start gap.
     pub(super) guarded: u64,
-    pub(super) records: [*mut T; LEAF_CAP],
     pub(super) track: Track,
 }
+
+/// What a leaf holds of an entry beside its end.
+#[repr(C)]
+pub(super) struct Slot<T> {
+    pub(super) start: u64,
+    pub(super) record: *mut T,
+}
+
+impl<T> Slot<T> {
+    pub(super) const UNUSED: Self = Slot {
+        start: PAD,
+        record: ptr::null_mut(),
+    };
+}
+
+impl<T> Clone for Slot<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Slot<T> {}
 
 #[repr(C, align(64))]
 pub(super) struct Inner {
@@ -64,8 +87,9 @@ pub(super) struct Inner {
     pub(super) children: [AtomicPtr<()>; FANOUT],
     /// The transaction that made this node (T6).
     pub(super) birth: u64,
-    /// Largest usable gap below each child (T5). Relaxed: whoever reads or writes it holds the writer.
-    pub(super) gaps: [AtomicU64; FANOUT],
+    /// Largest usable gap below each child (T5); 0 for unused ones. Read with the writer in hand, written
+    /// with the writer exclusively in hand (T7): see [`gaps`](Self::gaps).
+    gaps: UnsafeCell<[u64; LANES]>,
     pub(super) track: Track,
 }
 
@@ -81,16 +105,15 @@ pub(super) union NodeMemory<T> {
 
 /// Memory for a record, aligned so that its address has a bit to spare.
 #[repr(C, align(8))]
-pub(super) struct Slot<T>(pub(super) T);
+pub(super) struct RecordMemory<T>(T);
 
 impl<T> Leaf<T> {
     /// A leaf without entries.
     pub(super) fn empty() -> Self {
         Leaf {
             ends: [PAD; LANES],
-            starts: [PAD; LEAF_CAP],
+            slots: [Slot::UNUSED; LEAF_CAP],
             guarded: 0,
-            records: [ptr::null_mut(); LEAF_CAP],
             track: Track::new(),
         }
     }
@@ -110,13 +133,13 @@ impl<T: Record> Leaf<T> {
             return 0;
         }
         // SAFETY: T7. The record lives as long as a leaf that holds it can be reached.
-        unsafe { &*self.records[i] }.start_gap()
+        unsafe { &*self.slots[i].record }.start_gap()
     }
 
     /// Where the free space below entry `i` ends.
     #[inline]
     pub(super) fn gap_end(&self, i: usize) -> u64 {
-        self.starts[i].saturating_sub(self.start_gap(i))
+        self.slots[i].start.saturating_sub(self.start_gap(i))
     }
 
     /// Largest usable gap below an entry; `lo` is the end of the entry before the first one.
@@ -135,8 +158,8 @@ impl<T: Record> Leaf<T> {
         };
         let mut max = 0;
         if self.guarded == 0 {
-            for (start, end) in self.starts[range.clone()].iter().zip(&self.ends[range]) {
-                max = max.max(start.wrapping_sub(previous));
+            for (slot, end) in self.slots[range.clone()].iter().zip(&self.ends[range]) {
+                max = max.max(slot.start.wrapping_sub(previous));
                 previous = *end;
             }
             return max;
@@ -156,7 +179,7 @@ impl Inner {
             pivots: [PAD; LANES],
             children: std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())),
             birth,
-            gaps: std::array::from_fn(|_| AtomicU64::new(0)),
+            gaps: UnsafeCell::new([0; LANES]),
             track: Track::new(),
         }
     }
@@ -173,21 +196,37 @@ impl Inner {
         self.children[i].load(Ordering::Relaxed)
     }
 
-    #[inline]
-    pub(super) fn gap(&self, i: usize) -> u64 {
-        self.gaps[i].load(Ordering::Relaxed)
+    /// The cached gaps.
+    ///
+    /// # Safety
+    ///
+    /// T7: the caller holds the writer, shared or exclusively, for as long as the reference lives, and
+    /// stores no gap meanwhile.
+    #[inline(always)]
+    pub(super) unsafe fn gaps(&self) -> &[u64; LANES] {
+        // SAFETY: by the caller's promise nobody writes.
+        unsafe { &*self.gaps.get() }
     }
 
-    /// Largest usable gap below this node, if that of child `i` were `gap`.
-    #[inline]
-    pub(super) fn max_gap_with(&self, i: usize, gap: u64) -> u64 {
-        let mut max = gap;
-        let (before, after) = (&self.gaps[..i], &self.gaps[i + 1..]);
-        for other in before.iter().chain(after) {
-            max = max.max(other.load(Ordering::Relaxed));
-        }
-        max
+    /// Stores the gap of child `i`.
+    ///
+    /// # Safety
+    ///
+    /// T7: the caller holds the writer exclusively, or made the node and hasn't published it; no
+    /// reference from [`gaps`](Self::gaps) is alive.
+    #[inline(always)]
+    pub(super) unsafe fn set_gap(&self, i: usize, gap: u64) {
+        // SAFETY: by the caller's promise nobody reads or writes.
+        unsafe { (*self.gaps.get())[i] = gap };
     }
+}
+
+/// The largest of `gaps`, if that of child `i` were `gap`.
+#[inline(always)]
+pub(super) fn max_gap_with(gaps: &[u64; LANES], i: usize, gap: u64) -> u64 {
+    let mut gaps = *gaps;
+    gaps[i] = gap;
+    gaps.iter().fold(0, |max, gap| max.max(*gap))
 }
 
 /// The root pointer with the tree's height in its low bits. Null: an empty tree.

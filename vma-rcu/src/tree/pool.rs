@@ -7,9 +7,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
 
-use super::node::{Inner, Leaf, NodeMemory, NodePtr, Slot};
+use super::node::{Inner, Leaf, NodeMemory, NodePtr, RecordMemory};
 use crate::alloc::{free_memory, try_memory, try_zeroed};
 use crate::reclaim::Dispose;
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Arc, Mutex};
 
 /// Free objects that a list keeps, at most; the rest goes back to the allocator.
@@ -22,7 +23,7 @@ const INNER_BIT: usize = 2;
 
 struct Lists<T> {
     nodes: Vec<NonNull<NodeMemory<T>>>,
-    records: Vec<NonNull<Slot<T>>>,
+    records: Vec<NonNull<RecordMemory<T>>>,
 }
 
 // SAFETY: the lists hold memory without content, which any thread may use or free.
@@ -47,7 +48,7 @@ impl<T> Lists<T> {
         }
     }
 
-    fn keep_record(&mut self, memory: NonNull<Slot<T>>) {
+    fn keep_record(&mut self, memory: NonNull<RecordMemory<T>>) {
         if self.records.len() < KEEP && self.records.try_reserve(1).is_ok() {
             self.records.push(memory);
         } else {
@@ -73,17 +74,22 @@ impl<T> Drop for Lists<T> {
 /// Takes retired words apart: the [`Dispose`] of a tree's queue.
 pub(super) struct Recycler<T> {
     lists: Mutex<Lists<T>>,
+    /// Something is in the lists: relaxed, a hint that saves the writer a look.
+    filled: AtomicBool,
 }
 
 impl<T> Recycler<T> {
     pub(super) fn new() -> Self {
         Recycler {
             lists: Mutex::new(Lists::new()),
+            filled: AtomicBool::new(false),
         }
     }
 
     fn take(&self) -> Lists<T> {
-        std::mem::replace(&mut *self.lists.lock(), Lists::new())
+        let mut lists = self.lists.lock();
+        self.filled.store(false, Ordering::Relaxed);
+        std::mem::replace(&mut *lists, Lists::new())
     }
 }
 
@@ -114,7 +120,7 @@ pub(super) const fn node_bytes<T>() -> usize {
 
 /// As [`node_bytes`].
 pub(super) const fn record_bytes<T>() -> usize {
-    size_of::<Slot<T>>()
+    size_of::<RecordMemory<T>>()
 }
 
 impl<T: Send + Sync + 'static> Dispose for Recycler<T> {
@@ -144,6 +150,7 @@ impl<T: Send + Sync + 'static> Dispose for Recycler<T> {
                 bytes += node_bytes::<T>();
             }
         }
+        self.filled.store(true, Ordering::Relaxed);
         drop(lists);
         if let Some(panic) = panic {
             resume_unwind(panic);
@@ -164,6 +171,15 @@ unsafe fn retract<T>(node: NonNull<()>, inner: bool) {
     } else {
         // SAFETY: by the caller's promise.
         unsafe { node.cast::<Leaf<T>>().as_ref() }.track.write();
+    }
+}
+
+/// Runs a closure when dropped.
+struct Defer<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for Defer<F> {
+    fn drop(&mut self) {
+        (self.0)();
     }
 }
 
@@ -202,6 +218,9 @@ impl<T: Send + Sync + 'static> Pool<T> {
 
     #[cold]
     fn refill(&mut self) {
+        if !self.recycler.disposer().filled.load(Ordering::Relaxed) {
+            return;
+        }
         let mut lists = self.recycler.disposer().take();
         // What is left of the kind that wasn't asked for stays with us.
         while let Some(node) = self.lists.nodes.pop() {
@@ -261,11 +280,16 @@ impl<T: Send + Sync + 'static> Pool<T> {
         if self.lists.records.is_empty() {
             self.refill();
         }
-        let Some(memory) = self.lists.records.pop().or_else(try_memory::<Slot<T>>) else {
+        let Some(memory) = self
+            .lists
+            .records
+            .pop()
+            .or_else(try_memory::<RecordMemory<T>>)
+        else {
             return Err(value);
         };
         let memory = memory.cast::<T>();
-        // SAFETY: memory for a record, ours alone; the value is the slot's first and only field.
+        // SAFETY: memory for a record, ours alone; the value is that memory's first and only field.
         unsafe { memory.write(value) };
         Ok(memory)
     }
@@ -275,8 +299,19 @@ impl<T: Send + Sync + 'static> Pool<T> {
         self.lists.keep_node(node.cast());
     }
 
-    /// Takes back the memory of a record that was never published and is dropped already.
-    pub(super) fn give_record(&mut self, record: NonNull<T>) {
-        self.lists.keep_record(record.cast());
+    /// Drops a record that was never published.
+    ///
+    /// # Safety
+    ///
+    /// R1: `record` came from [`record`](Self::record), is the caller's alone and isn't used again.
+    pub(super) unsafe fn drop_record(&mut self, record: *mut T) {
+        let Some(memory) = NonNull::new(record) else {
+            return;
+        };
+        // The memory is kept even when the destructor panics.
+        let lists = &mut self.lists;
+        let _keep = Defer(|| lists.keep_record(memory.cast()));
+        // SAFETY: by the caller's promise.
+        unsafe { record.drop_in_place() };
     }
 }

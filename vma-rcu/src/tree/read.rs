@@ -24,7 +24,7 @@ macro_rules! dispatch {
         pub(super) unsafe fn $name<'a, T: Record>(root: Root, key: u64) -> $out {
             #[cfg(all(target_arch = "x86_64", not(any(test, loom, small_nodes))))]
             if super::search::available() {
-                #[cfg_attr(not(target_feature = "avx2"), target_feature(enable = "avx2"))]
+                #[cfg_attr(not(target_feature = "avx2"), target_feature(enable = "avx2,popcnt"))]
                 #[cfg_attr(target_feature = "avx2", inline(always))]
                 unsafe fn fast<'a, T: Record>(root: Root, key: u64) -> $out {
                     // SAFETY: T7, by the caller's promise.
@@ -94,10 +94,10 @@ unsafe fn find_next_with<'a, S: Search, T: Record>(root: Root, key: u64) -> Opti
 #[inline(always)]
 pub(super) unsafe fn entry<'a, T: Record>(leaf: &Leaf<T>, i: usize) -> Entry<'a, T> {
     Entry {
-        start: leaf.starts[i],
+        start: leaf.slots[i].start,
         end: leaf.ends[i],
         // SAFETY: T7, by the caller's promise.
-        value: unsafe { &*leaf.records[i] },
+        value: unsafe { &*leaf.slots[i].record },
     }
 }
 

@@ -15,7 +15,7 @@
 
 use super::node::{
     FANOUT, INNER_MIN, Inner, LANES, LEAF_CAP, LEAF_MIN, Leaf, MAX_HEIGHT, NodePtr, PAD, Root,
-    inner, leaf,
+    Slot, inner, leaf, max_gap_with,
 };
 use super::pool::{Pool, node_word};
 use super::search::first_above;
@@ -28,15 +28,15 @@ use std::ptr::NonNull;
 
 /// A node on its way into its parent.
 #[derive(Clone, Copy, Debug)]
-struct Item {
-    node: NonNull<()>,
+pub(super) struct Item {
+    pub(super) node: NonNull<()>,
     /// End of its last entry. [`PAD`] for a rightmost inner node whose end wasn't looked up: such an
     /// item is the last of its list, where no pivot is needed.
-    last: u64,
+    pub(super) last: u64,
     /// Largest usable gap below one of its entries.
-    gap: u64,
+    pub(super) gap: u64,
     /// Made by this transaction, with this many entries or children.
-    fresh: Option<usize>,
+    pub(super) fresh: Option<usize>,
 }
 
 /// What became of a node.
@@ -96,7 +96,7 @@ pub(super) struct Scratch<T> {
     pub(super) value: Option<NodePtr>,
     /// The way down to the leaf, for edits within one.
     pub(super) path: Vec<(NonNull<Inner>, usize)>,
-    items: Vec<Item>,
+    pub(super) items: Vec<Item>,
 }
 
 impl<T> Scratch<T> {
@@ -112,6 +112,12 @@ impl<T> Scratch<T> {
             path: Vec::new(),
             items: Vec::new(),
         }
+    }
+
+    /// Room in the longest of the lists.
+    pub(super) fn capacity(&self) -> usize {
+        let made = self.made.capacity().max(self.items.capacity());
+        made.max(self.removed.capacity()).max(self.dead.capacity())
     }
 
     pub(super) fn clear(&mut self) {
@@ -180,7 +186,7 @@ impl<T: Record> Rebuild<'_, T> {
     }
 
     /// Makes one root of the items on the stack, which are nodes of `height`.
-    fn raise(&mut self, mut height: usize) -> Result<Root, EditError> {
+    pub(super) fn raise(&mut self, mut height: usize) -> Result<Root, EditError> {
         while self.scratch.items.len() > 1 {
             if height == MAX_HEIGHT {
                 return Err(EditError::OutOfMemory);
@@ -346,7 +352,8 @@ impl<T: Record> Rebuild<'_, T> {
             let item = Item {
                 node: NonNull::new(inner.child(i)).ok_or(EditError::OutOfMemory)?,
                 last: if pivot == PAD { hi } else { pivot },
-                gap: inner.gap(i),
+                // SAFETY: T7: the writer is ours.
+                gap: unsafe { inner.gaps() }[i],
                 fresh: None,
             };
             push(&mut self.scratch.items, item)?;
@@ -378,11 +385,13 @@ impl<T: Record> Rebuild<'_, T> {
 
     /// Stores `gap` for child `i` at the commit; what that makes of the node's own gap, if it may change.
     fn store_gap(&mut self, inner: &Inner, i: usize, gap: u64) -> Result<Option<u64>, EditError> {
-        if inner.gap(i) == gap {
+        // SAFETY: T7: the writer is ours.
+        let gaps = unsafe { inner.gaps() };
+        if gaps[i] == gap {
             return Ok(None);
         }
         push(&mut self.scratch.gaps, (NonNull::from(inner), i, gap))?;
-        Ok(Some(inner.max_gap_with(i, gap)))
+        Ok(Some(max_gap_with(gaps, i, gap)))
     }
 
     /// A leaf, or none at all in an empty tree.
@@ -426,7 +435,7 @@ impl<T: Record> Rebuild<'_, T> {
     fn cut(&mut self, leaf: &Leaf<T>, edit: &Edit) -> Result<(usize, usize), EditError> {
         let from = first_above(&leaf.ends, edit.lo);
         let mut to = from;
-        while to < LEAF_CAP && leaf.starts[to] < edit.hi {
+        while to < LEAF_CAP && leaf.slots[to].start < edit.hi {
             self.remove(leaf, to, edit)?;
             to += 1;
         }
@@ -461,7 +470,7 @@ impl<T: Record> Rebuild<'_, T> {
                 }
             }
             out.ends[len..].fill(PAD);
-            out.starts[len..].fill(PAD);
+            out.slots[len..].fill(Slot::UNUSED);
             let gap = out.max_gap(lo, len);
             lo = self.present(out, len, gap)?;
         }
@@ -481,7 +490,12 @@ impl<T: Record> Rebuild<'_, T> {
 
     /// A leaf is complete: an item of it. Returns its last end.
     #[inline]
-    fn present(&mut self, out: &mut Leaf<T>, len: usize, gap: u64) -> Result<u64, EditError> {
+    pub(super) fn present(
+        &mut self,
+        out: &mut Leaf<T>,
+        len: usize,
+        gap: u64,
+    ) -> Result<u64, EditError> {
         let item = Item {
             last: out.ends[len - 1],
             gap,
@@ -499,8 +513,7 @@ impl<T: Record> Rebuild<'_, T> {
             Part::Old(leaf, from, _) => {
                 for i in 0..count {
                     out.ends[at + i] = leaf.ends[from + skip + i];
-                    out.starts[at + i] = leaf.starts[from + skip + i];
-                    out.records[at + i] = leaf.records[from + skip + i];
+                    out.slots[at + i] = leaf.slots[from + skip + i];
                 }
                 let bits = leaf.guarded >> (from + skip) & ((1 << count) - 1);
                 out.guarded |= bits << at;
@@ -509,8 +522,7 @@ impl<T: Record> Rebuild<'_, T> {
                 for i in 0..count {
                     let new = &self.news[from + skip + i];
                     out.ends[at + i] = new.end;
-                    out.starts[at + i] = new.start;
-                    out.records[at + i] = new.record.as_ptr();
+                    out.slots[at + i] = new.slot();
                     out.guarded |= u64::from(new.guarded) << (at + i);
                 }
             }
@@ -602,7 +614,8 @@ impl<T: Record> Rebuild<'_, T> {
             let items = &self.scratch.items[at..at + len];
             for (i, item) in items.iter().enumerate() {
                 node.children[i].store(item.node.as_ptr(), Ordering::Relaxed);
-                node.gaps[i].store(item.gap, Ordering::Relaxed);
+                // SAFETY: T7: made by us.
+                unsafe { node.set_gap(i, item.gap) };
                 gap = gap.max(item.gap);
                 if i + 1 < len {
                     node.pivots[i] = item.last;
@@ -610,7 +623,10 @@ impl<T: Record> Rebuild<'_, T> {
             }
             for i in len..FANOUT {
                 node.children[i].store(std::ptr::null_mut(), Ordering::Relaxed);
-                node.gaps[i].store(0, Ordering::Relaxed);
+            }
+            for i in len..LANES {
+                // SAFETY: T7: made by us.
+                unsafe { node.set_gap(i, 0) };
             }
             let last = items[len - 1].last;
             let node = NonNull::from(node).cast();

@@ -9,6 +9,9 @@ use super::node::LANES;
 pub(super) trait Search {
     /// Index of the first key above `key`, at most `LANES`.
     fn first_above(keys: &[u64; LANES], key: u64) -> usize;
+
+    /// Bit i: the i-th value is at least `least`, which isn't zero.
+    fn at_least(values: &[u64; LANES], least: u64) -> u32;
 }
 
 /// Any processor.
@@ -19,6 +22,12 @@ impl Search for Portable {
     fn first_above(keys: &[u64; LANES], key: u64) -> usize {
         // Sorted: as many keys are not above as stand before the first that is.
         keys.iter().map(|k| usize::from(*k <= key)).sum()
+    }
+
+    #[inline(always)]
+    fn at_least(values: &[u64; LANES], least: u64) -> u32 {
+        let bits = values.iter().enumerate();
+        bits.fold(0, |mask, (i, value)| mask | u32::from(*value >= least) << i)
     }
 }
 
@@ -32,14 +41,25 @@ pub(super) fn first_above(keys: &[u64; LANES], key: u64) -> usize {
     Portable::first_above(keys, key)
 }
 
+/// [`Search::at_least`] for callers that aren't compiled per kind of search.
+#[inline]
+pub(super) fn at_least(values: &[u64; LANES], least: u64) -> u32 {
+    #[cfg(all(target_arch = "x86_64", not(any(test, loom, small_nodes))))]
+    if available() {
+        return Avx2::at_least(values, least);
+    }
+    Portable::at_least(values, least)
+}
+
 #[cfg(all(target_arch = "x86_64", not(any(test, loom, small_nodes))))]
 pub(super) use avx2::{Avx2, available};
 
 #[cfg(all(target_arch = "x86_64", not(any(test, loom, small_nodes))))]
 mod avx2 {
     use std::arch::x86_64::{
-        __m256i, _mm256_castsi256_pd, _mm256_cmpgt_epi64, _mm256_loadu_si256, _mm256_movemask_pd,
-        _mm256_set1_epi64x, _mm256_xor_si256,
+        __m256i, _mm256_castsi256_pd, _mm256_cmpgt_epi64, _mm256_loadu_si256, _mm256_movemask_epi8,
+        _mm256_movemask_pd, _mm256_packs_epi16, _mm256_packs_epi32, _mm256_set1_epi64x,
+        _mm256_xor_si256,
     };
 
     use super::{LANES, Search};
@@ -58,22 +78,48 @@ mod avx2 {
             // SAFETY: whoever names `Avx2` has asked `available`.
             unsafe { first_above(keys, key) }
         }
+
+        #[inline(always)]
+        fn at_least(values: &[u64; LANES], least: u64) -> u32 {
+            // SAFETY: as above.
+            unsafe { at_least(values, least) }
+        }
     }
 
     #[inline]
-    #[target_feature(enable = "avx2")]
+    #[target_feature(enable = "avx2,popcnt")]
     fn first_above(keys: &[u64; LANES], key: u64) -> usize {
-        // AVX2 compares signed numbers: flip the sign bit of both sides.
-        let flip = _mm256_set1_epi64x(i64::MIN);
+        let [a, b, c, d] = keys.as_chunks::<4>().0 else {
+            return LANES;
+        };
         let needle = _mm256_set1_epi64x(key.cast_signed() ^ i64::MIN);
+        // How many are above, in whatever order the packing leaves them: two bits for each.
+        let low = _mm256_packs_epi32(above(a, needle), above(b, needle));
+        let high = _mm256_packs_epi32(above(c, needle), above(d, needle));
+        let mask = _mm256_movemask_epi8(_mm256_packs_epi16(low, high));
+        LANES - (mask.count_ones() / 2) as usize
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,popcnt")]
+    fn at_least(values: &[u64; LANES], least: u64) -> u32 {
+        let needle = _mm256_set1_epi64x(least.saturating_sub(1).cast_signed() ^ i64::MIN);
         let mut mask = 0;
-        for (i, four) in keys.as_chunks::<4>().0.iter().enumerate() {
-            // SAFETY: an unaligned load of the 32 bytes that `four` is.
-            let four = unsafe { _mm256_loadu_si256(four.as_ptr().cast::<__m256i>()) };
-            let above = _mm256_cmpgt_epi64(_mm256_xor_si256(four, flip), needle);
-            mask |= _mm256_movemask_pd(_mm256_castsi256_pd(above)) << (4 * i);
+        for (i, four) in values.as_chunks::<4>().0.iter().enumerate() {
+            let bits = _mm256_movemask_pd(_mm256_castsi256_pd(above(four, needle)));
+            mask |= bits.cast_unsigned() << (4 * i);
         }
-        // A bit beyond the last lane: none above.
-        (mask | 1 << LANES).trailing_zeros() as usize
+        mask
+    }
+
+    /// All ones where a number is above the needle, whose sign bit is flipped: AVX2 compares signed
+    /// numbers.
+    #[inline]
+    #[target_feature(enable = "avx2,popcnt")]
+    fn above(four: &[u64; 4], needle: __m256i) -> __m256i {
+        let flip = _mm256_set1_epi64x(i64::MIN);
+        // SAFETY: an unaligned load of the 32 bytes that `four` is.
+        let four = unsafe { _mm256_loadu_si256(four.as_ptr().cast::<__m256i>()) };
+        _mm256_cmpgt_epi64(_mm256_xor_si256(four, flip), needle)
     }
 }

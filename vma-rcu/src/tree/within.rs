@@ -6,7 +6,7 @@
 
 use std::ptr::NonNull;
 
-use super::node::{LEAF_CAP, LEAF_MIN, Leaf, PAD, Root, inner, leaf};
+use super::node::{LEAF_CAP, LEAF_MIN, Leaf, PAD, Root, Slot, inner, leaf, max_gap_with};
 use super::pool::node_word;
 use super::rebuild::{Rebuild, Removed, push};
 use super::search::{Portable, Search};
@@ -29,7 +29,7 @@ impl<T: Record> Rebuild<'_, T> {
     pub(super) fn within_leaf(&mut self, root: Root, edit: &Edit) -> Result<bool, EditError> {
         #[cfg(all(target_arch = "x86_64", not(any(test, loom, small_nodes))))]
         if super::search::available() {
-            #[cfg_attr(not(target_feature = "avx2"), target_feature(enable = "avx2"))]
+            #[cfg_attr(not(target_feature = "avx2"), target_feature(enable = "avx2,popcnt"))]
             fn fast<T: Record>(
                 rebuild: &mut Rebuild<'_, T>,
                 root: Root,
@@ -56,7 +56,7 @@ impl<T: Record> Rebuild<'_, T> {
         let len = S::first_above(&old.ends, PAD - 1);
         let from = S::first_above(&old.ends, edit.lo);
         let mut to = from;
-        while to < len && old.starts[to] < edit.hi {
+        while to < len && old.slots[to].start < edit.hi {
             to += 1;
         }
         let new_len = len - (to - from) + edit.count;
@@ -103,7 +103,8 @@ impl<T: Record> Rebuild<'_, T> {
                 return None;
             }
             birth = inner.birth;
-            gap = inner.gap(i);
+            // SAFETY: T7: the writer is ours.
+            gap = unsafe { inner.gaps() }[i];
             push(&mut self.scratch.path, (NonNull::from(inner), i)).ok()?;
             node = inner.child(i);
         }
@@ -120,12 +121,12 @@ impl<T: Record> Rebuild<'_, T> {
         i: usize,
         edit: &Edit,
     ) -> Result<(), EditError> {
-        let (start, end) = (leaf.starts[i], leaf.ends[i]);
+        let Slot { start, record } = leaf.slots[i];
+        let end = leaf.ends[i];
         if start < edit.lo || end > edit.hi {
             let window = edit.lo..edit.hi;
             return Err(EditError::Straddles { window, start, end });
         }
-        let record = leaf.records[i];
         push(&mut self.scratch.removed, Removed { start, end, record })
     }
 
@@ -157,8 +158,12 @@ impl<T: Record> Rebuild<'_, T> {
                 break;
             };
             // SAFETY: as above.
-            let own = unsafe { parent.as_ref() }.gap(j);
-            let new = replaced_max(own, before, after, || inner.max_gap_with(i, after));
+            let parent = unsafe { parent.as_ref() };
+            // SAFETY: T7: the writer is ours.
+            let own = unsafe { parent.gaps() }[j];
+            // SAFETY: as above.
+            let gaps = unsafe { inner.gaps() };
+            let new = replaced_max(own, before, after, || max_gap_with(gaps, i, after));
             child = (own, new);
         }
         self.scratch.slot = slot;
@@ -171,21 +176,20 @@ impl<T: Record> Rebuild<'_, T> {
 fn splice_leaf<T>(out: &mut Leaf<T>, old: &Leaf<T>, from: usize, to: usize, news: &[New<T>]) {
     let rest = from + news.len();
     out.ends = old.ends;
-    out.starts = old.starts;
-    out.records = old.records;
+    out.slots = old.slots;
     if rest != to {
         let tail = LEAF_CAP - rest.max(to);
         out.ends[rest..rest + tail].copy_from_slice(&old.ends[to..to + tail]);
-        out.starts[rest..rest + tail].copy_from_slice(&old.starts[to..to + tail]);
-        out.records[rest..rest + tail].copy_from_slice(&old.records[to..to + tail]);
-        out.ends[rest + tail..].fill(PAD);
-        out.starts[rest + tail..].fill(PAD);
+        out.slots[rest..rest + tail].copy_from_slice(&old.slots[to..to + tail]);
+        for i in rest + tail..LEAF_CAP {
+            out.ends[i] = PAD;
+            out.slots[i] = Slot::UNUSED;
+        }
     }
     out.guarded = old.guarded & ((1 << from) - 1) | old.guarded >> to << rest;
     for (i, new) in news.iter().enumerate() {
         out.ends[from + i] = new.end;
-        out.starts[from + i] = new.start;
-        out.records[from + i] = new.record.as_ptr();
+        out.slots[from + i] = new.slot();
         out.guarded |= u64::from(new.guarded) << (from + i);
     }
 }

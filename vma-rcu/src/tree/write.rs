@@ -5,10 +5,10 @@ use std::ops::Range;
 use std::ptr::NonNull;
 
 use super::gap;
-use super::node::{Leaf, Root};
+use super::node::{Leaf, Root, Slot};
 use super::pool::{Pool, Recycler, node_bytes, record_bytes, record_word};
 use super::rebuild::{Rebuild, Scratch, push};
-use super::{EditError, Entry, MAX_END, RangeTree, Record, View};
+use super::{EditError, Entry, MAX_END, RangeTree, Record, View, read};
 use crate::reclaim::{Producer, Queue};
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
@@ -34,6 +34,9 @@ unsafe impl<T: Record> Send for Writer<T> {}
 // SAFETY: as above; a shared reference reads `sequence` and `tree` alone.
 unsafe impl<T: Record> Sync for Writer<T> {}
 
+/// Elements that a list keeps room for between transactions, at most.
+const KEEP: usize = 256;
+
 /// How far the current transaction has come. A transaction that was forgotten instead of dropped leaves
 /// its stage behind, and the next one cleans up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +61,16 @@ pub(super) struct New<T> {
     pub(super) end: u64,
     pub(super) record: NonNull<T>,
     pub(super) guarded: bool,
+}
+
+impl<T> New<T> {
+    #[inline]
+    pub(super) fn slot(&self) -> Slot<T> {
+        Slot {
+            start: self.start,
+            record: self.record.as_ptr(),
+        }
+    }
 }
 
 impl<T: Record> Writer<T> {
@@ -103,12 +116,8 @@ impl<T: Record> Writer<T> {
     fn disown(&mut self, keep: usize) {
         while self.news.len() > keep {
             let Some(new) = self.news.pop() else { return };
-            let record = new.record;
-            // Its memory first: a destructor may panic.
-            let pool = &mut self.pool;
-            let _give = Defer(|| pool.give_record(record));
             // SAFETY: R1: never published, ours alone, and out of the list.
-            unsafe { record.drop_in_place() };
+            unsafe { self.pool.drop_record(new.record.as_ptr()) };
         }
     }
 
@@ -131,6 +140,14 @@ impl<T: Record> Writer<T> {
         self.stage = Stage::Idle;
     }
 
+    /// Gives up what a large transaction has made the lists grow to.
+    fn trim(&mut self) {
+        if self.news.capacity() > KEEP || self.scratch.capacity() > KEEP {
+            self.news.shrink_to(KEEP);
+            self.scratch = Scratch::new();
+        }
+    }
+
     /// Hands over what the commit took out. The list has room: `prepare` saw to it.
     fn retire(&mut self, tree: &RangeTree<T>) {
         let nodes = self.scratch.dead.len();
@@ -142,6 +159,7 @@ impl<T: Record> Writer<T> {
             self.producer.push(record_word(removed.record));
         }
         self.scratch.clear();
+        self.trim();
         if nodes + records == 0 {
             return;
         }
@@ -149,15 +167,6 @@ impl<T: Record> Writer<T> {
         if let Some(batch) = self.producer.publish(self.pool.queue(), bytes) {
             tree.domain.add_pending(batch);
         }
-    }
-}
-
-/// Runs a closure when dropped.
-struct Defer<F: FnMut()>(F);
-
-impl<F: FnMut()> Drop for Defer<F> {
-    fn drop(&mut self) {
-        (self.0)();
     }
 }
 
@@ -254,6 +263,20 @@ impl<'a, T: Record> Transaction<'a, T> {
         result
     }
 
+    /// Bulk build: `entries` for an empty tree.
+    pub(super) fn fill(
+        self,
+        entries: impl IntoIterator<Item = (Range<u64>, T)>,
+    ) -> Result<Prepared<'a, T>, EditError> {
+        let mut session = self.session;
+        let (added, last_end) = session.rebuild().bulk(entries)?;
+        let totals = Totals {
+            added,
+            last_end: Some(last_end),
+        };
+        Ok(Prepared { session, totals })
+    }
+
     /// Does everything that can fail. Nothing is visible yet.
     ///
     /// # Errors
@@ -262,15 +285,13 @@ impl<'a, T: Record> Transaction<'a, T> {
     /// tree lies across the border of a window, [`EditError::OutOfMemory`]. The tree is then as it was.
     pub fn prepare(self) -> Result<Prepared<'a, T>, EditError> {
         let mut session = self.session;
-        session.prepare()?;
-        Ok(Prepared { session })
+        let totals = session.prepare()?;
+        Ok(Prepared { session, totals })
     }
 }
 
 impl<T: Record> Session<'_, T> {
-    fn prepare(&mut self) -> Result<(), EditError> {
-        let root = self.tree.root(Ordering::Relaxed);
-        let floor = self.tree.floor.load(Ordering::Relaxed);
+    fn prepare(&mut self) -> Result<Totals, EditError> {
         let writer = &mut *self.writer;
         if writer.edits.len() > 1 {
             writer.edits.sort_unstable_by_key(|edit| edit.lo);
@@ -280,20 +301,35 @@ impl<T: Record> Session<'_, T> {
                 return Err(EditError::OutOfOrder { range });
             }
         }
+        let root = self.tree.root(Ordering::Relaxed);
+        let edits = std::mem::take(&mut self.writer.edits);
+        let result = self.rebuild().run(root, &edits);
+        self.writer.edits = edits;
+        result?;
+        let writer = &mut *self.writer;
+        let retired = writer.scratch.dead.len() + writer.scratch.removed.len();
+        let reserved = writer.producer.reserve(retired);
+        reserved.map_err(|()| EditError::OutOfMemory)?;
+        let old_end = self.tree.last_end.load(Ordering::Relaxed);
+        let last = writer.edits.last();
+        Ok(Totals {
+            added: writer.news.len(),
+            // Nothing happens at the end of the last entry or beyond: it stays.
+            last_end: last.is_none_or(|edit| edit.hi < old_end).then_some(old_end),
+        })
+    }
+
+    /// A run over the tree, numbered as the next transaction.
+    fn rebuild(&mut self) -> Rebuild<'_, T> {
+        let writer = &mut *self.writer;
         writer.sequence += 1;
-        let mut rebuild = Rebuild {
+        Rebuild {
             pool: &mut writer.pool,
             scratch: &mut writer.scratch,
             news: &writer.news,
             sequence: writer.sequence,
-            floor,
-        };
-        rebuild.run(root, &writer.edits)?;
-        let retired = writer.scratch.dead.len() + writer.scratch.removed.len();
-        writer
-            .producer
-            .reserve(retired)
-            .map_err(|()| EditError::OutOfMemory)
+            floor: self.tree.floor.load(Ordering::Relaxed),
+        }
     }
 }
 
@@ -309,6 +345,14 @@ impl<T: Record> fmt::Debug for Transaction<'_, T> {
 #[must_use = "nothing is visible before the commit"]
 pub struct Prepared<'a, T: Record> {
     session: Session<'a, T>,
+    totals: Totals,
+}
+
+/// What the commit makes of the tree's cached totals.
+struct Totals {
+    added: usize,
+    /// End of the last entry, where it is known.
+    last_end: Option<u64>,
 }
 
 impl<'a, T: Record> Prepared<'a, T> {
@@ -325,16 +369,21 @@ impl<'a, T: Record> Prepared<'a, T> {
         }
         for (node, child, gap) in &scratch.gaps {
             // SAFETY: T7: a node above the slot, in the tree; the writer is ours.
-            unsafe { node.as_ref() }.gaps[*child].store(*gap, Ordering::Relaxed);
+            let node = unsafe { node.as_ref() };
+            // SAFETY: T7: exclusively ours.
+            unsafe { node.set_gap(*child, *gap) };
         }
         let root = tree.root(Ordering::Relaxed);
         for key in &scratch.refresh {
             // SAFETY: T7: the writer is ours.
             unsafe { gap::refresh::<T>(root, *key) };
         }
-        let added = writer.news.len();
-        let removed = scratch.removed.len();
-        let len = tree.len.load(Ordering::Relaxed) + added - removed;
+        let last_end = self.totals.last_end.unwrap_or_else(|| {
+            // SAFETY: T7: the writer is ours.
+            unsafe { read::last_end::<T>(root) }
+        });
+        tree.last_end.store(last_end, Ordering::Relaxed);
+        let len = tree.len.load(Ordering::Relaxed) + self.totals.added - scratch.removed.len();
         tree.len.store(len, Ordering::Relaxed);
         let mut session = self.session;
         session.settle();
@@ -420,7 +469,7 @@ impl<T: Record> Drop for Writer<T> {
     }
 }
 
-fn check(range: &Range<u64>) -> Result<(), EditError> {
+pub(super) fn check(range: &Range<u64>) -> Result<(), EditError> {
     if range.start < range.end && range.end <= MAX_END {
         Ok(())
     } else {
@@ -441,8 +490,8 @@ pub(super) unsafe fn gather<T: Record>(root: Root, words: &mut Vec<*mut ()>) {
         if height == 0 {
             // SAFETY: T7, T2: in the tree that the caller owns.
             let leaf: &Leaf<T> = unsafe { super::node::leaf(node) };
-            let records = &leaf.records[..leaf.len()];
-            words.extend(records.iter().map(|record| record_word(*record)));
+            let slots = &leaf.slots[..leaf.len()];
+            words.extend(slots.iter().map(|slot| record_word(slot.record)));
         } else {
             // SAFETY: as above.
             let inner = unsafe { super::node::inner(node) };
