@@ -123,7 +123,12 @@ const MAX_CHUNK: usize = 1024;
 
 /// [`over_list`] twice: once to warm up, once to measure.
 #[inline(always)]
-fn warmed(list: &[u32], cursor: &mut usize, span: Span, mut step: impl FnMut(&[u32])) -> Timing {
+pub fn warmed(
+    list: &[u32],
+    cursor: &mut usize,
+    span: Span,
+    mut step: impl FnMut(&[u32]),
+) -> Timing {
     let mut timing = Timing::default();
     // One loop rather than two calls, so that `step` is compiled once.
     for budget in [span.warm_up, span.measured] {
@@ -246,6 +251,11 @@ impl ReadJob for TimedLookups<'_> {
             tail,
             control,
         } = self;
+        over_list(pages, cursor, span.warm_up, |pages| {
+            for &page in pages {
+                black_box(finder.find(address(page)));
+            }
+        });
         over_list(pages, cursor, span.measured, |pages| {
             for &page in pages {
                 let addr = black_box(address(page));

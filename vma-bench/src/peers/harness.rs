@@ -149,11 +149,6 @@ impl<'w, C: Contestant> Subject<'w, C> {
         })
     }
 
-    /// The contestant itself.
-    pub fn inner(&self) -> &C {
-        &self.inner
-    }
-
     /// Runs independent or dependent lookups on this thread; `start` is waited for once the reader is ready.
     fn look_up(&self, seat: usize, order: Order, span: Span, start: &Barrier) -> Timing {
         let mut cursor = self.pages[seat].load(Ordering::Relaxed);
@@ -286,9 +281,9 @@ impl<C: Editable> EditEntrant for Subject<'_, C> {
             });
         };
         if beside_writer {
-            self.beside_writer(read)
+            self.beside_writer(read);
         } else {
-            read()
+            read();
         }
         self.pages[0].store(cursor, Ordering::Relaxed);
     }

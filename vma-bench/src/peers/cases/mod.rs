@@ -4,6 +4,7 @@ pub mod build;
 pub mod edits;
 pub mod gaps;
 pub mod lookup;
+pub mod space;
 pub mod writer;
 
 use super::contestants::Field;
@@ -37,5 +38,6 @@ pub fn all(context: Context<'_>, report: &mut Report) {
     lookup::run(context, report);
     edits::run(context, report);
     gaps::run(context, report);
+    space::run(context, report);
     writer::run(context, report);
 }

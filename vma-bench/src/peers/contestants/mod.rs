@@ -7,6 +7,7 @@ pub mod limit;
 pub mod ours;
 pub mod rangemap;
 pub mod sorted_vec;
+pub mod space;
 
 use crate::peers::contest::{Contestant, Editable};
 use crate::peers::harness::{Build, EditEntrant, Entrant, Subject};
@@ -172,7 +173,7 @@ mod tests {
                     Step::Remove => editor.remove(&range),
                     Step::Insert => editor.insert(&range, Rec::new(id)),
                     Step::Split => {
-                        editor.split(&range, cuts, [1, 2, 3].map(|k| Rec::new(id << 8 | k)))
+                        editor.split(&range, cuts, [1, 2, 3].map(|k| Rec::new(id << 8 | k)));
                     }
                     Step::Join => editor.join(&range, cuts, Rec::new(id)),
                 }
