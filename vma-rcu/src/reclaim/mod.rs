@@ -32,13 +32,14 @@ mod signal;
 use std::cell::RefCell;
 use std::fmt;
 use std::marker::PhantomData;
+use std::panic::resume_unwind;
 #[cfg(not(loom))]
 use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 use crossbeam_epoch as epoch;
 
-pub(crate) use self::queue::{Dispose, Drain, Producer, Queue};
+pub(crate) use self::queue::{Dispose, Drain, Panic, Producer, Queue};
 use self::signal::SignalSlot;
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::sync::{Arc, Mutex};
@@ -197,6 +198,10 @@ impl Domain {
     /// Frees what is past its grace period; returns how many objects. Call it after letting go of the
     /// lock that guards the writer: destructors of retired values run here. Returns at once when nothing
     /// is due. Above the soft limit it also pushes the epoch forward.
+    ///
+    /// # Panics
+    ///
+    /// When a destructor does; everything that was due is freed all the same.
     pub fn collect(&self) -> usize {
         if self.inner.pending_bytes.load(Ordering::Relaxed) > self.inner.limits.soft_bytes {
             self.advance();
@@ -216,6 +221,7 @@ impl Domain {
         let handlers = self.inner.handlers.lock().clone();
         let mut objects = 0;
         let mut held_back = false;
+        let mut panic = None;
         for queue in &queues {
             if let Some(count) = queue.seal() {
                 self.defer_grace(Arc::clone(queue), count);
@@ -223,6 +229,7 @@ impl Domain {
             let drained = queue.drain(&handlers);
             objects += drained.objects;
             held_back |= drained.held_back;
+            panic = panic.or(drained.panic);
             self.inner.subtract_pending(drained.bytes);
         }
         if held_back {
@@ -231,6 +238,9 @@ impl Domain {
         drop(queues);
         drop(handlers);
         self.forget_idle();
+        if let Some(panic) = panic {
+            resume_unwind(panic);
+        }
         objects
     }
 

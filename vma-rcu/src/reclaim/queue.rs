@@ -9,6 +9,7 @@
 //! freed <= taken <= graced <= produced        (all counts of objects since the queue was made)
 //! ```
 
+use std::any::Any;
 use std::fmt;
 use std::ptr::{self, NonNull};
 
@@ -21,14 +22,18 @@ pub(crate) const SEGMENT: usize = if cfg!(loom) { 2 } else { 128 };
 
 /// What the owner of a queue does with words whose grace period is over.
 pub(crate) trait Dispose: Send + Sync + 'static {
-    /// Frees the objects behind `words` and returns their size in bytes.
+    /// Frees the objects behind `words`, all of them even if a destructor panics. Their size in bytes, and
+    /// the first panic.
     ///
     /// # Safety
     ///
     /// Each word was passed to [`Producer::push`] of a queue with this disposer, nobody can reach the
     /// object any more (R2), and no other call gets the same word.
-    unsafe fn dispose(&self, words: &[*mut ()]) -> usize;
+    unsafe fn dispose(&self, words: &[*mut ()]) -> (usize, Option<Panic>);
 }
+
+/// What a destructor panicked with.
+pub(crate) type Panic = Box<dyn Any + Send>;
 
 /// A queue as the domain sees it.
 pub(crate) trait Drain: Send + Sync {
@@ -47,11 +52,12 @@ pub(crate) trait Drain: Send + Sync {
 }
 
 /// The outcome of [`Drain::drain`].
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Drained {
     pub(crate) objects: usize,
     pub(crate) bytes: usize,
     pub(crate) held_back: bool,
+    pub(crate) panic: Option<Panic>,
 }
 
 struct Segment {
@@ -305,11 +311,12 @@ impl<D: Dispose> Drain for Queue<D> {
             }
             // SAFETY: R2. `take` handed these words to this call alone, after their grace period and
             // after the handlers of that time.
-            let bytes = unsafe { self.disposer.dispose(&words[..count]) };
+            let (bytes, panic) = unsafe { self.disposer.dispose(&words[..count]) };
             self.freed_bytes.fetch_add(bytes, Ordering::Relaxed);
             self.freed.fetch_add(count as u64, Ordering::Release);
             sum.objects += count;
             sum.bytes += bytes;
+            sum.panic = sum.panic.or(panic);
         }
     }
 }

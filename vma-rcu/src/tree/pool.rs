@@ -4,12 +4,12 @@
 //! its grace period, from whichever thread freed it, through the shared [`Recycler`]; the writer takes a
 //! whole list of it when its own is empty.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
 use super::node::{Inner, Leaf, NodeMemory, NodePtr, RecordMemory};
 use crate::alloc::{free_memory, try_memory, try_zeroed};
-use crate::reclaim::Dispose;
+use crate::reclaim::{Dispose, Panic};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Arc, Mutex};
 
@@ -124,7 +124,7 @@ pub(super) const fn record_bytes<T>() -> usize {
 }
 
 impl<T: Send + Sync + 'static> Dispose for Recycler<T> {
-    unsafe fn dispose(&self, words: &[*mut ()]) -> usize {
+    unsafe fn dispose(&self, words: &[*mut ()]) -> (usize, Option<Panic>) {
         let mut bytes = 0;
         let mut panic = None;
         // Destructors first and under no lock; one that panics costs nobody else's memory.
@@ -151,11 +151,7 @@ impl<T: Send + Sync + 'static> Dispose for Recycler<T> {
             }
         }
         self.filled.store(true, Ordering::Relaxed);
-        drop(lists);
-        if let Some(panic) = panic {
-            resume_unwind(panic);
-        }
-        bytes
+        (bytes, panic)
     }
 }
 
