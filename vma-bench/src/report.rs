@@ -34,7 +34,12 @@ mod tests {
 
     #[test]
     fn digits_are_grouped_from_the_right() {
-        for (n, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")] {
+        for (n, text) in [
+            (0, "0"),
+            (999, "999"),
+            (1000, "1,000"),
+            (1_234_567, "1,234,567"),
+        ] {
             assert_eq!(grouped(n), text);
         }
     }

@@ -33,7 +33,14 @@ pub struct Bundled {
 
 macro_rules! file {
     ($name:literal, $kind:literal) => {
-        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/data/traces/", $name, ".", $kind, ".gz"))
+        include_bytes!(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/data/traces/",
+            $name,
+            ".",
+            $kind,
+            ".gz"
+        ))
     };
 }
 
@@ -105,7 +112,8 @@ pub fn run(args: &BundledArgs) -> ExitCode {
     let began = Instant::now();
     // Drawn only where standard error is a terminal.
     let bar = ProgressBar::new(BUNDLED.len() as u64 * 100);
-    if let Ok(style) = ProgressStyle::with_template("{msg:12} [{bar:40}] {percent:>3} % {elapsed}") {
+    if let Ok(style) = ProgressStyle::with_template("{msg:12} [{bar:40}] {percent:>3} % {elapsed}")
+    {
         bar.set_style(style);
     }
     let mut outcomes = Vec::new();
@@ -126,12 +134,18 @@ pub fn run(args: &BundledArgs) -> ExitCode {
     if let Err(e) = print(args, &outcomes, began) {
         eprintln!("vma-bench: {e}");
     }
-    if outcomes.iter().any(|(_, o)| o.difference.is_some()) { ExitCode::from(DIFFERENT) } else { ExitCode::SUCCESS }
+    if outcomes.iter().any(|(_, o)| o.difference.is_some()) {
+        ExitCode::from(DIFFERENT)
+    } else {
+        ExitCode::SUCCESS
+    }
 }
 
 fn print(args: &BundledArgs, outcomes: &[(&str, Outcome)], began: Instant) -> io::Result<()> {
     if args.json {
-        return outcomes.iter().try_for_each(|(name, outcome)| output::summary_json(name, outcome));
+        return outcomes
+            .iter()
+            .try_for_each(|(name, outcome)| output::summary_json(name, outcome));
     }
     let mut out = io::stdout().lock();
     writeln!(out, "{}\n", output::summary_table(outcomes))?;
@@ -145,7 +159,11 @@ fn print(args: &BundledArgs, outcomes: &[(&str, Outcome)], began: Instant) -> io
     )?;
     for (name, outcome) in outcomes {
         if let Some(d) = &outcome.difference {
-            writeln!(out, "\n{name}: process {}, '{}', line {}: {}\n{}", d.pid, d.moment, d.line, d.what, d.diff)?;
+            writeln!(
+                out,
+                "\n{name}: process {}, '{}', line {}: {}\n{}",
+                d.pid, d.moment, d.line, d.what, d.diff
+            )?;
         }
     }
     Ok(())

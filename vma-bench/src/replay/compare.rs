@@ -95,7 +95,12 @@ fn pieces<'a>(recorded: &'a [MapLine], replayed: &'a [Shown]) -> Vec<Piece<'a>> 
         let a = recorded.get(i).filter(|l| l.start <= start);
         let b = replayed.get(j).filter(|s| s.line.start <= start);
         if a.is_some() || b.is_some() {
-            out.push(Piece { start, end, recorded: a, replayed: b });
+            out.push(Piece {
+                start,
+                end,
+                recorded: a,
+                replayed: b,
+            });
         }
     }
     out
@@ -110,24 +115,42 @@ impl Piece<'_> {
         out: &mut Comparison,
     ) -> Result<(), String> {
         let (Some(kernel), Some(ours)) = (self.recorded, self.replayed) else {
-            let side = if self.recorded.is_some() { "mapped in the kernel, not in the replay" } else { "mapped in the replay, not in the kernel" };
+            let side = if self.recorded.is_some() {
+                "mapped in the kernel, not in the replay"
+            } else {
+                "mapped in the replay, not in the kernel"
+            };
             return Err(side.into());
         };
         if kernel.perms != ours.line.perms {
-            return Err(format!("permissions are {}, the replay has {}", kernel.perms(), ours.line.perms()));
+            return Err(format!(
+                "permissions are {}, the replay has {}",
+                kernel.perms(),
+                ours.line.perms()
+            ));
         }
-        let Some(file) = ours.file else { return Self::check_no_file(kernel, ours) };
+        let Some(file) = ours.file else {
+            return Self::check_no_file(kernel, ours);
+        };
         if !kernel.has_file() {
-            return Err(format!("no file in the kernel, the replay has {}", files.shown_name(file)));
+            return Err(format!(
+                "no file in the kernel, the replay has {}",
+                files.shown_name(file)
+            ));
         }
         let (want, have) = (self.offset_in(kernel), self.offset_in(&ours.line));
         if want != have {
-            return Err(format!("file offset is {want:#x}, the replay has {have:#x}"));
+            return Err(format!(
+                "file offset is {want:#x}, the replay has {have:#x}"
+            ));
         }
         let name = files.shown_name(file);
         if kernel.name != name {
             if follows_files || kernel.name.strip_suffix(" (deleted)") != Some(name.as_str()) {
-                return Err(format!("name is {:?}, the replay has {name:?}", kernel.name));
+                return Err(format!(
+                    "name is {:?}, the replay has {name:?}",
+                    kernel.name
+                ));
             }
             files.learn_deleted(file);
             out.deleted_unlogged += 1;
@@ -145,25 +168,35 @@ impl Piece<'_> {
         files.learn(inode, shown);
         let known = files.known_as(inode).unwrap_or(shown);
         if known != shown {
-            return Err(format!("inode is {shown:?}, it was {known:?} in an earlier map"));
+            return Err(format!(
+                "inode is {shown:?}, it was {known:?} in an earlier map"
+            ));
         }
         let first = *inodes.entry(shown).or_insert(inode);
         if first != inode {
-            return Err(format!("inode {shown:?} is mapped twice, the replay has two files there"));
+            return Err(format!(
+                "inode {shown:?} is mapped twice, the replay has two files there"
+            ));
         }
         Ok(())
     }
 
     fn check_no_file(kernel: &MapLine, ours: &Shown) -> Result<(), String> {
         if kernel.has_file() {
-            return Err(format!("{:?} in the kernel, no file in the replay", kernel.name));
+            return Err(format!(
+                "{:?} in the kernel, no file in the replay",
+                kernel.name
+            ));
         }
         if kernel.name != ours.line.name {
             // [heap] and [stack] are shown for a whole VMA if any part of it is: borders that differ move the name.
             let whole = kernel.start == ours.line.start && kernel.end == ours.line.end;
             let moves = |n: &str| n.is_empty() || n == "[heap]" || n == "[stack]";
             if whole || !moves(&kernel.name) || !moves(&ours.line.name) {
-                return Err(format!("name is {:?}, the replay has {:?}", kernel.name, ours.line.name));
+                return Err(format!(
+                    "name is {:?}, the replay has {:?}",
+                    kernel.name, ours.line.name
+                ));
             }
         }
         Ok(())
@@ -175,11 +208,22 @@ impl Piece<'_> {
 }
 
 /// Borders between adjacent VMAs; the first that one side lacks without an explanation.
-fn borders(recorded: &[MapLine], replayed: &[Shown], history: &EverWritable, out: &mut Comparison) -> Option<String> {
-    let kernel: BTreeMap<u64, (&MapLine, &MapLine)> =
-        recorded.windows(2).filter(|w| w[0].end == w[1].start).map(|w| (w[1].start, (&w[0], &w[1]))).collect();
-    let ours: BTreeMap<u64, (&Shown, &Shown)> =
-        replayed.windows(2).filter(|w| w[0].line.end == w[1].line.start).map(|w| (w[1].line.start, (&w[0], &w[1]))).collect();
+fn borders(
+    recorded: &[MapLine],
+    replayed: &[Shown],
+    history: &EverWritable,
+    out: &mut Comparison,
+) -> Option<String> {
+    let kernel: BTreeMap<u64, (&MapLine, &MapLine)> = recorded
+        .windows(2)
+        .filter(|w| w[0].end == w[1].start)
+        .map(|w| (w[1].start, (&w[0], &w[1])))
+        .collect();
+    let ours: BTreeMap<u64, (&Shown, &Shown)> = replayed
+        .windows(2)
+        .filter(|w| w[0].line.end == w[1].line.start)
+        .map(|w| (w[1].line.start, (&w[0], &w[1])))
+        .collect();
     let writable = |a: &MapLine, b: &MapLine| a.may(b'p') && history.contains_any(a.start, b.end);
     for (at, (low, high)) in &kernel {
         if ours.contains_key(at) {
@@ -187,7 +231,9 @@ fn borders(recorded: &[MapLine], replayed: &[Shown], history: &EverWritable, out
         } else if low.could_continue_into(high) && writable(low, high) {
             out.kernel_only += 1;
         } else {
-            return Some(format!("border {at:#x}: the kernel has one, the replay has none, and faults can't be the reason"));
+            return Some(format!(
+                "border {at:#x}: the kernel has one, the replay has none, and faults can't be the reason"
+            ));
         }
     }
     for (at, (low, high)) in ours.iter().filter(|(at, _)| !kernel.contains_key(at)) {
@@ -210,10 +256,18 @@ fn borders(recorded: &[MapLine], replayed: &[Shown], history: &EverWritable, out
 /// Addresses to which stacks have grown in the kernel: begins of recorded VMAs below a VMA of ours that grows down.
 pub fn grown_stacks(recorded: &[MapLine], replayed: &[Shown]) -> Vec<u64> {
     let mut out = Vec::new();
-    for (i, ours) in replayed.iter().enumerate().filter(|(_, s)| s.flags & VM_GROWSDOWN != 0) {
+    for (i, ours) in replayed
+        .iter()
+        .enumerate()
+        .filter(|(_, s)| s.flags & VM_GROWSDOWN != 0)
+    {
         let floor = i.checked_sub(1).map_or(0, |below| replayed[below].line.end);
-        let first = recorded.iter().find(|l| l.start <= ours.line.start && ours.line.start < l.end);
-        if let Some(line) = first.filter(|l| l.start < ours.line.start && l.start >= floor && l.perms == ours.line.perms) {
+        let first = recorded
+            .iter()
+            .find(|l| l.start <= ours.line.start && ours.line.start < l.end);
+        if let Some(line) = first
+            .filter(|l| l.start < ours.line.start && l.start >= floor && l.perms == ours.line.perms)
+        {
             out.push(line.start);
         }
     }
@@ -262,7 +316,11 @@ mod tests {
     }
 
     fn ours(text: &str, flags: u64) -> Shown {
-        Shown { line: line(text), file: None, flags }
+        Shown {
+            line: line(text),
+            file: None,
+            flags,
+        }
     }
 
     fn check(kernel: &[&str], replay: &[Shown], writable: bool) -> Comparison {
@@ -287,9 +345,20 @@ mod tests {
     #[test]
     fn a_border_needs_memory_that_was_writable() {
         assert_eq!(check(&[LOW, HIGH], &[ours(ALL, 3)], true).kernel_only, 1);
-        assert!(check(&[LOW, HIGH], &[ours(ALL, 3)], false).difference.is_some());
-        assert_eq!(check(&[ALL], &[ours(LOW, 3), ours(HIGH, 0x10_0003)], true).replay_only, 1);
-        assert!(check(&[ALL], &[ours(LOW, 3), ours(HIGH, 3)], false).difference.is_some());
+        assert!(
+            check(&[LOW, HIGH], &[ours(ALL, 3)], false)
+                .difference
+                .is_some()
+        );
+        assert_eq!(
+            check(&[ALL], &[ours(LOW, 3), ours(HIGH, 0x10_0003)], true).replay_only,
+            1
+        );
+        assert!(
+            check(&[ALL], &[ours(LOW, 3), ours(HIGH, 3)], false)
+                .difference
+                .is_some()
+        );
     }
 
     #[test]
@@ -300,8 +369,15 @@ mod tests {
 
     #[test]
     fn a_border_of_shared_memory_is_a_difference() {
-        let (low, high) = ("1000-2000 rw-s 00000000 00:00 0 ", "2000-3000 rw-s 00000000 00:00 0 ");
-        let c = check(&["1000-3000 rw-s 00000000 00:00 0 "], &[ours(low, 3), ours(high, 3)], true);
+        let (low, high) = (
+            "1000-2000 rw-s 00000000 00:00 0 ",
+            "2000-3000 rw-s 00000000 00:00 0 ",
+        );
+        let c = check(
+            &["1000-3000 rw-s 00000000 00:00 0 "],
+            &[ours(low, 3), ours(high, 3)],
+            true,
+        );
         assert!(c.difference.is_some());
     }
 
@@ -309,17 +385,32 @@ mod tests {
     fn pages_that_differ_are_named() {
         let readable = "2000-3000 r--p 00000000 00:00 0 ";
         let c = check(&[LOW, readable], &[ours(ALL, 3)], true);
-        assert_eq!(c.difference.unwrap(), "page 0x2000: permissions are r--p, the replay has rw-p");
+        assert_eq!(
+            c.difference.unwrap(),
+            "page 0x2000: permissions are r--p, the replay has rw-p"
+        );
         let c = check(&[LOW], &[ours(ALL, 3)], true);
-        assert_eq!(c.difference.unwrap(), "page 0x2000: mapped in the replay, not in the kernel");
+        assert_eq!(
+            c.difference.unwrap(),
+            "page 0x2000: mapped in the replay, not in the kernel"
+        );
         let c = check(&[ALL], &[ours(HIGH, 3)], true);
-        assert_eq!(c.difference.unwrap(), "page 0x1000: mapped in the kernel, not in the replay");
+        assert_eq!(
+            c.difference.unwrap(),
+            "page 0x1000: mapped in the kernel, not in the replay"
+        );
     }
 
     #[test]
     fn grown_stacks_are_found() {
-        let kernel = [line("1000-2000 rw-p 0 00:00 0 "), line("5000-9000 rw-p 00000000 00:00 0  [stack]")];
-        let replay = [ours("1000-2000 rw-p 0 00:00 0 ", 3), ours("8000-9000 rw-p 00000000 00:00 0 ", 0x103)];
+        let kernel = [
+            line("1000-2000 rw-p 0 00:00 0 "),
+            line("5000-9000 rw-p 00000000 00:00 0  [stack]"),
+        ];
+        let replay = [
+            ours("1000-2000 rw-p 0 00:00 0 ", 3),
+            ours("8000-9000 rw-p 00000000 00:00 0 ", 0x103),
+        ];
         assert_eq!(grown_stacks(&kernel, &replay), [0x5000]);
     }
 }

@@ -40,11 +40,18 @@ pub enum ReplayError {
 impl ReplayError {
     /// An error about one line of `path`.
     pub fn line(path: &Path, line: u64, why: impl Into<String>) -> Self {
-        Self::Line { path: path.to_path_buf(), line, why: why.into() }
+        Self::Line {
+            path: path.to_path_buf(),
+            line,
+            why: why.into(),
+        }
     }
 
     /// An error about `path` as a whole.
     pub fn file(path: &Path, why: impl Into<String>) -> Self {
-        Self::File { path: path.to_path_buf(), why: why.into() }
+        Self::File {
+            path: path.to_path_buf(),
+            why: why.into(),
+        }
     }
 }

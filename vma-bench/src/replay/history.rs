@@ -16,7 +16,9 @@ impl EverWritable {
             return;
         }
         let (mut start, mut end) = (start, end);
-        let touching: Vec<(u64, u64)> = self.overlapping(start.saturating_sub(1), end.saturating_add(1)).collect();
+        let touching: Vec<(u64, u64)> = self
+            .overlapping(start.saturating_sub(1), end.saturating_add(1))
+            .collect();
         for (s, e) in touching {
             self.ranges.remove(&s);
             (start, end) = (start.min(s), end.max(e));
@@ -59,9 +61,20 @@ impl EverWritable {
     }
 
     fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
-        let before = self.ranges.range(..start).next_back().filter(|(_, e)| **e > start);
-        let inside = if start < end { Some(self.ranges.range(start..end)) } else { None };
-        before.into_iter().chain(inside.into_iter().flatten()).map(|(&s, &e)| (s, e))
+        let before = self
+            .ranges
+            .range(..start)
+            .next_back()
+            .filter(|(_, e)| **e > start);
+        let inside = if start < end {
+            Some(self.ranges.range(start..end))
+        } else {
+            None
+        };
+        before
+            .into_iter()
+            .chain(inside.into_iter().flatten())
+            .map(|(&s, &e)| (s, e))
     }
 }
 

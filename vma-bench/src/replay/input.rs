@@ -19,7 +19,10 @@ const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 /// # Errors
 /// The file can't be read, its compression is damaged or cut off, or it isn't text (with the line).
 pub fn read_text(path: &Path) -> Result<String, ReplayError> {
-    let read_error = |source| ReplayError::Read { path: path.to_path_buf(), source };
+    let read_error = |source| ReplayError::Read {
+        path: path.to_path_buf(),
+        source,
+    };
     let bytes = fs::read(path).map_err(read_error)?;
     text_of(path, bytes)
 }
@@ -31,10 +34,15 @@ pub fn read_text(path: &Path) -> Result<String, ReplayError> {
 pub fn text_of(path: &Path, bytes: Vec<u8>) -> Result<String, ReplayError> {
     let plain = if bytes.starts_with(&GZIP_MAGIC) {
         let mut plain = Vec::new();
-        MultiGzDecoder::new(bytes.as_slice()).read_to_end(&mut plain).map_err(|source| ReplayError::Read {
-            path: path.to_path_buf(),
-            source: io::Error::new(source.kind(), format!("damaged or cut off gzip data: {source}")),
-        })?;
+        MultiGzDecoder::new(bytes.as_slice())
+            .read_to_end(&mut plain)
+            .map_err(|source| ReplayError::Read {
+                path: path.to_path_buf(),
+                source: io::Error::new(
+                    source.kind(),
+                    format!("damaged or cut off gzip data: {source}"),
+                ),
+            })?;
         plain
     } else {
         bytes
@@ -50,7 +58,10 @@ pub fn text_of(path: &Path, bytes: Vec<u8>) -> Result<String, ReplayError> {
 /// `None` where there is neither.
 pub fn beside(trace: &Path, kind: &str) -> Option<PathBuf> {
     let stem = stem_of(trace);
-    [format!(".{kind}"), format!(".{kind}.gz")].into_iter().map(|tail| with_tail(&stem, &tail)).find(|p| p.is_file())
+    [format!(".{kind}"), format!(".{kind}.gz")]
+        .into_iter()
+        .map(|tail| with_tail(&stem, &tail))
+        .find(|p| p.is_file())
 }
 
 /// `NAME` of `NAME.strace.gz`, `NAME.strace`, `NAME.gz`, with its folder.
@@ -81,10 +92,16 @@ mod tests {
         let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         gz.write_all(b"one\ntwo\n").unwrap();
         let gz = gz.finish().unwrap();
-        assert_eq!(text_of(Path::new("a"), b"one\ntwo\n".to_vec()).unwrap(), "one\ntwo\n");
+        assert_eq!(
+            text_of(Path::new("a"), b"one\ntwo\n".to_vec()).unwrap(),
+            "one\ntwo\n"
+        );
         assert_eq!(text_of(Path::new("a"), gz.clone()).unwrap(), "one\ntwo\n");
         for cut in 2..gz.len() {
-            assert!(text_of(Path::new("a"), gz[..cut].to_vec()).is_err(), "cut at {cut}");
+            assert!(
+                text_of(Path::new("a"), gz[..cut].to_vec()).is_err(),
+                "cut at {cut}"
+            );
         }
     }
 
@@ -100,8 +117,14 @@ mod tests {
         let at = |name: &str| dir.path().join(name);
         fs::write(at("x.start.maps"), "").unwrap();
         fs::write(at("x.end.maps.gz"), "").unwrap();
-        assert_eq!(beside(&at("x.strace.gz"), "start.maps"), Some(at("x.start.maps")));
-        assert_eq!(beside(&at("x.strace"), "end.maps"), Some(at("x.end.maps.gz")));
+        assert_eq!(
+            beside(&at("x.strace.gz"), "start.maps"),
+            Some(at("x.start.maps"))
+        );
+        assert_eq!(
+            beside(&at("x.strace"), "end.maps"),
+            Some(at("x.end.maps.gz"))
+        );
         assert_eq!(beside(&at("x.strace"), "more.maps"), None);
     }
 }

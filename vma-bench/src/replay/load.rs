@@ -39,7 +39,10 @@ impl Text {
     /// # Errors
     /// As [`read_text`].
     pub fn read(path: &Path) -> Result<Self, ReplayError> {
-        Ok(Self { path: path.to_path_buf(), text: read_text(path)? })
+        Ok(Self {
+            path: path.to_path_buf(),
+            text: read_text(path)?,
+        })
     }
 }
 
@@ -64,17 +67,31 @@ pub struct Texts {
 /// A file that isn't there or can't be used.
 pub fn files(trace: &Path, start: Option<&Path>, end: Option<&Path>) -> Result<Case, ReplayError> {
     let log = Text::read(trace)?;
-    let start = start.map(Path::to_path_buf).or_else(|| beside(trace, "start.maps")).ok_or_else(|| {
-        ReplayError::file(trace, "no start map: NAME.start.maps isn't beside it and --start isn't given")
-    })?;
+    let start = start
+        .map(Path::to_path_buf)
+        .or_else(|| beside(trace, "start.maps"))
+        .ok_or_else(|| {
+            ReplayError::file(
+                trace,
+                "no start map: NAME.start.maps isn't beside it and --start isn't given",
+            )
+        })?;
     let optional = |kind: &str| beside(trace, kind).map(|p| Text::read(&p)).transpose();
     let given_end = end.map(Text::read).transpose()?;
     let texts = Texts {
         trace: log,
         start: Text::read(&start)?,
         // Flags that belong to another end than the given one say nothing about it.
-        flags: if given_end.is_some() { None } else { optional("end.smaps")? },
-        end: if given_end.is_some() { given_end } else { optional("end.maps")? },
+        flags: if given_end.is_some() {
+            None
+        } else {
+            optional("end.smaps")?
+        },
+        end: if given_end.is_some() {
+            given_end
+        } else {
+            optional("end.maps")?
+        },
         more: optional("more.maps")?,
     };
     case(&texts)
@@ -94,14 +111,27 @@ pub fn case(texts: &Texts) -> Result<Case, ReplayError> {
         let line = snapshot.line;
         match snapshots.insert((pid, snapshot.moment), snapshot) {
             None => Ok(()),
-            Some(_) => Err(ReplayError::line(path, line, "a second map of the same moment")),
+            Some(_) => Err(ReplayError::line(
+                path,
+                line,
+                "a second map of the same moment",
+            )),
         }
     };
     let whole = |text: &Text, moment| -> Result<Snapshot, ReplayError> {
         let map = maps::parse_map(&text.path, &text.text)?;
-        Ok(Snapshot { pid: None, moment, map, line: 1 })
+        Ok(Snapshot {
+            pid: None,
+            moment,
+            map,
+            line: 1,
+        })
     };
-    add(pid, whole(&texts.start, Moment::Exec(1))?, &texts.start.path)?;
+    add(
+        pid,
+        whole(&texts.start, Moment::Exec(1))?,
+        &texts.start.path,
+    )?;
     if let Some(end) = &texts.end {
         add(pid, whole(end, Moment::End)?, &end.path)?;
     }
@@ -110,12 +140,23 @@ pub fn case(texts: &Texts) -> Result<Case, ReplayError> {
             add(snapshot.pid.unwrap_or(pid), snapshot, &more.path)?;
         }
     }
-    if !snapshots.keys().any(|(_, moment)| !matches!(moment, Moment::Exec(_))) {
+    if !snapshots
+        .keys()
+        .any(|(_, moment)| !matches!(moment, Moment::Exec(_)))
+    {
         return Err(ReplayError::file(
             &texts.trace.path,
             "nothing to compare with: neither NAME.end.maps nor NAME.more.maps is beside it and --end isn't given",
         ));
     }
-    let flags = texts.flags.as_ref().map(|t| maps::parse_flags(&t.path, &t.text)).transpose()?;
-    Ok(Case { path: texts.trace.path.clone(), log, recorded: Recorded { snapshots, flags } })
+    let flags = texts
+        .flags
+        .as_ref()
+        .map(|t| maps::parse_flags(&t.path, &t.text))
+        .transpose()?;
+    Ok(Case {
+        path: texts.trace.path.clone(),
+        log,
+        recorded: Recorded { snapshots, flags },
+    })
 }

@@ -121,10 +121,20 @@ pub fn parse_sections(path: &Path, text: &str) -> Result<Vec<Snapshot>, ReplayEr
         let number = i as u64 + 1;
         if let Some(heading) = raw.strip_prefix("=== ") {
             close_section(path, &mut out, &mut body)?;
-            let (pid, moment) = parse_heading(heading).map_err(|why| ReplayError::line(path, number, why))?;
-            out.push(Snapshot { pid: Some(pid), moment, map: Vec::new(), line: number + 1 });
+            let (pid, moment) =
+                parse_heading(heading).map_err(|why| ReplayError::line(path, number, why))?;
+            out.push(Snapshot {
+                pid: Some(pid),
+                moment,
+                map: Vec::new(),
+                line: number + 1,
+            });
         } else if out.is_empty() {
-            return Err(ReplayError::line(path, number, "no heading '=== pid=... event=...' before the first map"));
+            return Err(ReplayError::line(
+                path,
+                number,
+                "no heading '=== pid=... event=...' before the first map",
+            ));
         } else {
             body.push((number, raw));
         }
@@ -134,11 +144,21 @@ pub fn parse_sections(path: &Path, text: &str) -> Result<Vec<Snapshot>, ReplayEr
     Ok(out)
 }
 
-fn close_section(path: &Path, out: &mut [Snapshot], body: &mut Vec<(u64, &str)>) -> Result<(), ReplayError> {
-    let Some(last) = out.last_mut() else { return Ok(()) };
+fn close_section(
+    path: &Path,
+    out: &mut [Snapshot],
+    body: &mut Vec<(u64, &str)>,
+) -> Result<(), ReplayError> {
+    let Some(last) = out.last_mut() else {
+        return Ok(());
+    };
     last.map = parse_lines(path, body.drain(..))?;
     if last.map.is_empty() {
-        return Err(ReplayError::line(path, last.line, "a heading without a map"));
+        return Err(ReplayError::line(
+            path,
+            last.line,
+            "a heading without a map",
+        ));
     }
     Ok(())
 }
@@ -147,14 +167,28 @@ fn whole_last_line(path: &Path, text: &str) -> Result<(), ReplayError> {
     if text.ends_with('\n') {
         return Ok(());
     }
-    Err(ReplayError::line(path, text.lines().count() as u64, "the last line has no end: the file is cut off"))
+    Err(ReplayError::line(
+        path,
+        text.lines().count() as u64,
+        "the last line has no end: the file is cut off",
+    ))
 }
 
 fn parse_heading(heading: &str) -> Result<(u32, Moment), String> {
-    let field = |name: &str| heading.split_whitespace().find_map(|f| f.strip_prefix(name)?.strip_prefix('='));
+    let field = |name: &str| {
+        heading
+            .split_whitespace()
+            .find_map(|f| f.strip_prefix(name)?.strip_prefix('='))
+    };
     let number = |name: &str| field(name).ok_or(format!("no {name}= in the heading"));
-    let pid = number("pid")?.parse().map_err(|_| "pid= isn't a number".to_owned())?;
-    let n = || number("n")?.parse().map_err(|_| "n= isn't a number".to_owned());
+    let pid = number("pid")?
+        .parse()
+        .map_err(|_| "pid= isn't a number".to_owned())?;
+    let n = || {
+        number("n")?
+            .parse()
+            .map_err(|_| "n= isn't a number".to_owned())
+    };
     let moment = match number("event")? {
         "exec" => Moment::Exec(n()?),
         "at" => Moment::At(n()?),
@@ -164,12 +198,19 @@ fn parse_heading(heading: &str) -> Result<(u32, Moment), String> {
     Ok((pid, moment))
 }
 
-fn parse_lines<'a>(path: &Path, lines: impl Iterator<Item = (u64, &'a str)>) -> Result<Vec<MapLine>, ReplayError> {
+fn parse_lines<'a>(
+    path: &Path,
+    lines: impl Iterator<Item = (u64, &'a str)>,
+) -> Result<Vec<MapLine>, ReplayError> {
     let mut map: Vec<MapLine> = Vec::new();
     for (number, raw) in lines.filter(|(_, l)| !l.is_empty()) {
         let line = parse_line(raw).map_err(|why| ReplayError::line(path, number, why))?;
         if map.last().is_some_and(|last| last.end > line.start) {
-            return Err(ReplayError::line(path, number, "begins before the line above it ends"));
+            return Err(ReplayError::line(
+                path,
+                number,
+                "begins before the line above it ends",
+            ));
         }
         map.push(line);
     }
@@ -182,7 +223,12 @@ fn parse_lines<'a>(path: &Path, lines: impl Iterator<Item = (u64, &'a str)>) -> 
 /// Which field is wrong.
 pub fn parse_line(raw: &str) -> Result<MapLine, String> {
     let mut fields = raw.splitn(6, ' ');
-    let mut next = |what: &str| fields.next().filter(|f| !f.is_empty()).ok_or(format!("no {what}: not a line of a map"));
+    let mut next = |what: &str| {
+        fields
+            .next()
+            .filter(|f| !f.is_empty())
+            .ok_or(format!("no {what}: not a line of a map"))
+    };
     let (start, end) = pair(next("range")?, '-').ok_or("a range that isn't START-END")?;
     if start >= end || (start | end) & 0xfff != 0 {
         return Err("a range that is empty, reversed or not of whole pages".into());
@@ -192,20 +238,45 @@ pub fn parse_line(raw: &str) -> Result<MapLine, String> {
         .as_bytes()
         .try_into()
         .ok()
-        .filter(|p: &[u8; 4]| p.iter().zip(["r-", "w-", "x-", "ps"]).all(|(b, set)| set.as_bytes().contains(b)))
+        .filter(|p: &[u8; 4]| {
+            p.iter()
+                .zip(["r-", "w-", "x-", "ps"])
+                .all(|(b, set)| set.as_bytes().contains(b))
+        })
         .ok_or("permissions that aren't like rwxp")?;
-    let offset = u64::from_str_radix(next("offset")?, 16).map_err(|_| "an offset that isn't a number")?;
+    let offset =
+        u64::from_str_radix(next("offset")?, 16).map_err(|_| "an offset that isn't a number")?;
     let (major, minor) = pair(next("device")?, ':').ok_or("a device that isn't MAJOR:MINOR")?;
-    let inode = next("inode")?.parse().map_err(|_| "an inode that isn't a number")?;
-    let dev = (u32::try_from(major).unwrap_or(u32::MAX), u32::try_from(minor).unwrap_or(u32::MAX));
+    let inode = next("inode")?
+        .parse()
+        .map_err(|_| "an inode that isn't a number")?;
+    let dev = (
+        u32::try_from(major).unwrap_or(u32::MAX),
+        u32::try_from(minor).unwrap_or(u32::MAX),
+    );
     // The name is padded to a column; a name with blanks at its end keeps them.
-    let name = fields.next().unwrap_or("").trim_start_matches(' ').to_owned();
-    Ok(MapLine { start, end, perms, offset, dev, inode, name })
+    let name = fields
+        .next()
+        .unwrap_or("")
+        .trim_start_matches(' ')
+        .to_owned();
+    Ok(MapLine {
+        start,
+        end,
+        perms,
+        offset,
+        dev,
+        inode,
+        name,
+    })
 }
 
 fn pair(text: &str, separator: char) -> Option<(u64, u64)> {
     let (a, b) = text.split_once(separator)?;
-    Some((u64::from_str_radix(a, 16).ok()?, u64::from_str_radix(b, 16).ok()?))
+    Some((
+        u64::from_str_radix(a, 16).ok()?,
+        u64::from_str_radix(b, 16).ok()?,
+    ))
 }
 
 /// A VMA with its `VmFlags`.
@@ -230,16 +301,27 @@ pub fn parse_flags(path: &Path, text: &str) -> Result<Vec<FlagLine>, ReplayError
             let Some((_, line)) = open.take() else {
                 return Err(ReplayError::line(path, number, "VmFlags without a mapping"));
             };
-            out.push(FlagLine { line, flags: flags.split_whitespace().map(str::to_owned).collect() });
+            out.push(FlagLine {
+                line,
+                flags: flags.split_whitespace().map(str::to_owned).collect(),
+            });
         } else if !raw.starts_with(|c: char| c.is_ascii_uppercase()) {
             let line = parse_line(raw).map_err(|why| ReplayError::line(path, number, why))?;
             if open.replace((number, line)).is_some() {
-                return Err(ReplayError::line(path, number, "the mapping above has no VmFlags"));
+                return Err(ReplayError::line(
+                    path,
+                    number,
+                    "the mapping above has no VmFlags",
+                ));
             }
         }
     }
     match open {
-        Some((number, _)) => Err(ReplayError::line(path, number, "a mapping without VmFlags: the file is cut off")),
+        Some((number, _)) => Err(ReplayError::line(
+            path,
+            number,
+            "a mapping without VmFlags: the file is cut off",
+        )),
         None => Ok(out),
     }
 }
@@ -248,13 +330,20 @@ pub fn parse_flags(path: &Path, text: &str) -> Result<Vec<FlagLine>, ReplayError
 mod tests {
     use super::*;
 
-    const LINE: &str = "7ffff7bda000-7ffff7bea000 rw-s 00003000 00:13 244892                     /[aio] (deleted)";
+    const LINE: &str =
+        "7ffff7bda000-7ffff7bea000 rw-s 00003000 00:13 244892                     /[aio] (deleted)";
 
     #[test]
     fn a_line_has_its_fields_and_comes_out_as_it_went_in() {
         let line = parse_line(LINE).unwrap();
-        assert_eq!((line.start, line.end, line.perms()), (0x7fff_f7bd_a000, 0x7fff_f7be_a000, "rw-s"));
-        assert_eq!((line.offset, line.dev, line.inode), (0x3000, (0, 0x13), 244_892));
+        assert_eq!(
+            (line.start, line.end, line.perms()),
+            (0x7fff_f7bd_a000, 0x7fff_f7be_a000, "rw-s")
+        );
+        assert_eq!(
+            (line.offset, line.dev, line.inode),
+            (0x3000, (0, 0x13), 244_892)
+        );
         assert_eq!(line.name, "/[aio] (deleted)");
         assert_eq!(line.text(), LINE);
         let plain = "40000000-40003000 rw-p 00000000 00:00 0 ";
@@ -263,10 +352,19 @@ mod tests {
 
     #[test]
     fn sections_have_their_moments() {
-        let text = format!("=== pid=7 event=exec n=1\n{LINE}\n\n=== pid=8 event=at n=64\n{LINE}\n=== pid=8 event=end\n{LINE}\n");
+        let text = format!(
+            "=== pid=7 event=exec n=1\n{LINE}\n\n=== pid=8 event=at n=64\n{LINE}\n=== pid=8 event=end\n{LINE}\n"
+        );
         let sections = parse_sections(Path::new("m"), &text).unwrap();
         let moments: Vec<_> = sections.iter().map(|s| (s.pid, s.moment)).collect();
-        assert_eq!(moments, [(Some(7), Moment::Exec(1)), (Some(8), Moment::At(64)), (Some(8), Moment::End)]);
+        assert_eq!(
+            moments,
+            [
+                (Some(7), Moment::Exec(1)),
+                (Some(8), Moment::At(64)),
+                (Some(8), Moment::End)
+            ]
+        );
     }
 
     #[test]
@@ -275,23 +373,54 @@ mod tests {
         for (text, why) in [
             ("", "m: no line of a map in it"),
             ("hello\n", "m:1: a range that isn't START-END"),
-            ("2000-1000 r--p 00000000 00:00 0 \n", "m:1: a range that is empty, reversed or not of whole pages"),
-            ("1000-2000 rq-p 00000000 00:00 0 \n", "m:1: permissions that aren't like rwxp"),
-            ("1000-2000 r--p zz 00:00 0 \n", "m:1: an offset that isn't a number"),
-            ("1000-2000 r--p 00000000 0000 0 \n", "m:1: a device that isn't MAJOR:MINOR"),
-            ("1000-2000 r--p 00000000 00:00 x \n", "m:1: an inode that isn't a number"),
+            (
+                "2000-1000 r--p 00000000 00:00 0 \n",
+                "m:1: a range that is empty, reversed or not of whole pages",
+            ),
+            (
+                "1000-2000 rq-p 00000000 00:00 0 \n",
+                "m:1: permissions that aren't like rwxp",
+            ),
+            (
+                "1000-2000 r--p zz 00:00 0 \n",
+                "m:1: an offset that isn't a number",
+            ),
+            (
+                "1000-2000 r--p 00000000 0000 0 \n",
+                "m:1: a device that isn't MAJOR:MINOR",
+            ),
+            (
+                "1000-2000 r--p 00000000 00:00 x \n",
+                "m:1: an inode that isn't a number",
+            ),
             ("1000-2000 r--p\n", "m:1: no offset: not a line of a map"),
-            ("1000-3000 r--p 0 00:00 0 \n2000-4000 r--p 0 00:00 0 \n", "m:2: begins before the line above it ends"),
-            ("1000-2000 r--p 00000000 00:00 0", "m:1: the last line has no end: the file is cut off"),
+            (
+                "1000-3000 r--p 0 00:00 0 \n2000-4000 r--p 0 00:00 0 \n",
+                "m:2: begins before the line above it ends",
+            ),
+            (
+                "1000-2000 r--p 00000000 00:00 0",
+                "m:1: the last line has no end: the file is cut off",
+            ),
         ] {
             assert_eq!(map(text), why);
         }
-        let sections = |text: &str| parse_sections(Path::new("m"), text).unwrap_err().to_string();
+        let sections = |text: &str| {
+            parse_sections(Path::new("m"), text)
+                .unwrap_err()
+                .to_string()
+        };
         for (text, why) in [
-            ("1000-2000 r--p 0 00:00 0 \n", "m:1: no heading '=== pid=... event=...' before the first map"),
+            (
+                "1000-2000 r--p 0 00:00 0 \n",
+                "m:1: no heading '=== pid=... event=...' before the first map",
+            ),
             ("=== pid=x event=end\n", "m:1: pid= isn't a number"),
             ("=== pid=1 event=at\n", "m:1: no n= in the heading"),
-            ("=== pid=1 event=later n=1\n", "m:1: event=later isn't exec, at or end"),
+            (
+                "=== pid=1 event=later n=1\n",
+                "m:1: event=later isn't exec, at or end",
+            ),
             ("=== pid=1 event=end\n", "m:2: a heading without a map"),
         ] {
             assert_eq!(sections(text), why);

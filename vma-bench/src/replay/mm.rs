@@ -7,7 +7,7 @@ use super::{
     order::{BUDGET, Search, Spanned, World},
     space::Space,
     stats::Verdict,
-    strace::log::CallId,
+    strace::{call::Ret, log::CallId},
 };
 
 /// How many of the last calls may be put in another order.
@@ -30,7 +30,8 @@ struct Done {
 #[derive(Debug)]
 pub struct Mm {
     space: Space,
-    base: Space,
+    /// The space before the journal; `None` where there was no memory for a copy.
+    base: Option<Space>,
     done: Vec<Done>,
     pending: Vec<Op>,
     /// Calls that were done before their end came.
@@ -53,7 +54,7 @@ pub struct Settled {
 impl World for Space {
     type Op = Op;
 
-    fn copy(&self) -> Self {
+    fn copy(&self) -> Option<Self> {
         Space::copy(self)
     }
 
@@ -85,16 +86,14 @@ impl Mm {
     /// The space, for a change that isn't a call of the log; calls before it keep their order.
     pub fn change(&mut self, change: impl FnOnce(&mut Space)) {
         change(&mut self.space);
-        self.base = self.space.copy();
-        self.done.clear();
+        self.rebase();
     }
 
     /// A copy for a forked child; calls before it keep their order.
     /// `None` if the library refuses.
     pub fn fork(&mut self) -> Option<Space> {
         let child = self.space.fork();
-        self.base = self.space.copy();
-        self.done.clear();
+        self.rebase();
         child
     }
 
@@ -112,9 +111,19 @@ impl Mm {
     pub fn end(&mut self, call: CallId) -> Option<(Op, Settled)> {
         if let Some(at) = self.early.iter().position(|op| op.call == call) {
             let op = self.early.swap_remove(at);
-            return Some((op, Settled { verdict: Verdict::Reordered, got: Got::Unchecked }));
+            return Some((
+                op,
+                Settled {
+                    verdict: Verdict::Reordered,
+                    got: Got::Unchecked,
+                },
+            ));
         }
         let at = self.pending.iter().position(|op| op.call == call)?;
+        if self.pending[at].ret == Ret::Unknown {
+            // `= ?`: a task that is killed in a call; the call may have been done or not.
+            return None;
+        }
         let op = self.pending.remove(at);
         let began = Instant::now();
         let got = self.space.apply(&op);
@@ -135,8 +144,7 @@ impl Mm {
     fn keep(&mut self, op: Op, forced: bool) {
         self.done.push(Done { op, forced });
         if self.done.len() > JOURNAL && self.pending.is_empty() {
-            self.base = self.space.copy();
-            self.done.clear();
+            self.rebase();
         } else if self.done.len() > JOURNAL_MAX {
             let keep_from = self.done.len() - WINDOW;
             self.base = self.at(keep_from);
@@ -145,8 +153,8 @@ impl Mm {
     }
 
     /// The space after the first `n` calls of the journal.
-    fn at(&self, n: usize) -> Space {
-        let mut space = self.base.copy();
+    fn at(&self, n: usize) -> Option<Space> {
+        let mut space = self.base.as_ref()?.copy()?;
         for done in &self.done[..n] {
             if done.forced {
                 space.force(&done.op);
@@ -154,22 +162,39 @@ impl Mm {
                 space.apply(&done.op);
             }
         }
-        space
+        Some(space)
+    }
+
+    /// Moves the point to go back to up to now.
+    fn rebase(&mut self) {
+        self.base = self.space.copy();
+        self.done.clear();
     }
 
     /// Finds an order that explains the result of `op`, or forces it.
     fn explain(&mut self, op: Op) -> Verdict {
-        let overlapping = self.done.iter().rev().take_while(|d| !d.forced && !d.op.is_before(&op)).count().min(WINDOW);
+        let overlapping = self
+            .done
+            .iter()
+            .rev()
+            .take_while(|d| !d.forced && !d.op.is_before(&op))
+            .count()
+            .min(WINDOW);
         let mut budget = BUDGET;
         for back in 0..=overlapping {
             let from = self.done.len() - back;
-            let start = self.at(from);
-            let must: Vec<&Op> = self.done[from..].iter().map(|d| &d.op).chain([&op]).collect();
+            let Some(start) = self.at(from) else { break };
+            let must: Vec<&Op> = self.done[from..]
+                .iter()
+                .map(|d| &d.op)
+                .chain([&op])
+                .collect();
             for extra in 0..=EXTRA.min(self.pending.len()) {
                 if back + extra == 0 {
                     continue;
                 }
-                let mut search = Search::<Space>::new(must.clone(), self.pending.iter().collect(), budget);
+                let mut search =
+                    Search::<Space>::new(must.clone(), self.pending.iter().collect(), budget);
                 let found = search.run(&start, extra);
                 budget = search.budget;
                 if let Some(found) = found {
@@ -181,7 +206,9 @@ impl Mm {
                 }
             }
         }
-        self.space = self.at(self.done.len());
+        if let Some(before) = self.at(self.done.len()) {
+            self.space = before;
+        }
         self.space.force(&op);
         self.keep(op, true);
         Verdict::Forced
@@ -190,7 +217,12 @@ impl Mm {
     /// Takes over what a search found: `Ok(i)` of `order` is the `i`-th call from `from` on, `op` the last of these;
     /// `Err(i)` is a call that is under way.
     fn adopt(&mut self, space: Space, from: usize, op: &Op, order: &[Result<usize, usize>]) {
-        let again: Vec<Op> = self.done.drain(from..).map(|d| d.op).chain([op.clone()]).collect();
+        let again: Vec<Op> = self
+            .done
+            .drain(from..)
+            .map(|d| d.op)
+            .chain([op.clone()])
+            .collect();
         for &which in order {
             let op = match which {
                 Ok(i) => again[i].clone(),

@@ -39,11 +39,16 @@ pub const UNUSABLE: u8 = 2;
 /// The command `replay`.
 pub fn run(args: &ReplayArgs) -> ExitCode {
     let case = load::files(&args.trace, args.start.as_deref(), args.end.as_deref());
-    let outcome = case.and_then(|case| engine::replay(&case.log, &case.recorded, case.path.clone(), &|_, _| {}));
+    let outcome = case
+        .and_then(|case| engine::replay(&case.log, &case.recorded, case.path.clone(), &|_, _| {}));
     match outcome {
         Ok(outcome) => {
             let name = args.trace.display().to_string();
-            let printed = if args.json { output::json(&name, &outcome) } else { output::text(&name, &outcome) };
+            let printed = if args.json {
+                output::json(&name, &outcome)
+            } else {
+                output::text(&name, &outcome)
+            };
             if let Err(e) = printed {
                 // A reader that went away has seen enough.
                 eprintln!("vma-bench: {e}");

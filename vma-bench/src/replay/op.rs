@@ -88,10 +88,14 @@ impl Op {
     pub fn chosen_address(&self) -> Option<u64> {
         const FIXED: u64 = 0x10 | 0x10_0000;
         const MREMAP_FIXED: u64 = 2;
-        let Ret::Ok { value, .. } = self.ret else { return None };
+        let Ret::Ok { value, .. } = self.ret else {
+            return None;
+        };
         match self.kind {
             MmCall::Mmap { flags, .. } if flags & FIXED == 0 => Some(value),
-            MmCall::Mremap { addr, flags, .. } if flags & MREMAP_FIXED == 0 && value != addr => Some(value),
+            MmCall::Mremap { addr, flags, .. } if flags & MREMAP_FIXED == 0 && value != addr => {
+                Some(value)
+            }
             MmCall::Shmat { addr: 0, .. } => Some(value),
             MmCall::IoSetup { ctx, .. } => ctx,
             _ => None,

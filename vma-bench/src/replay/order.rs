@@ -10,9 +10,9 @@ pub trait World: Sized {
     /// A call with its recorded result.
     type Op: Spanned;
 
-    /// An exact copy.
+    /// An exact copy; `None` without memory for it.
     #[must_use]
-    fn copy(&self) -> Self;
+    fn copy(&self) -> Option<Self>;
 
     /// Does `op`; whether the result is the recorded one.
     fn fits(&mut self, op: &Self::Op) -> bool;
@@ -61,10 +61,16 @@ impl<'a, W: World> Search<'a, W> {
     /// Searches from `start` on with exactly `extra` calls of `may`.
     pub fn run(&mut self, start: &W, extra: usize) -> Option<Found<W>> {
         let mut order = Vec::with_capacity(self.must.len() + extra);
-        self.step(start, extra, &mut order).map(|world| Found { world, order })
+        self.step(start, extra, &mut order)
+            .map(|world| Found { world, order })
     }
 
-    fn step(&mut self, world: &W, extra: usize, order: &mut Vec<Result<usize, usize>>) -> Option<W> {
+    fn step(
+        &mut self,
+        world: &W,
+        extra: usize,
+        order: &mut Vec<Result<usize, usize>>,
+    ) -> Option<W> {
         let used = order.iter().filter(|o| o.is_ok()).count();
         let candidates: Vec<Result<usize, usize>> = (0..self.must.len())
             .map(Ok)
@@ -73,11 +79,13 @@ impl<'a, W: World> Search<'a, W> {
             .collect();
         for candidate in candidates {
             // An extra call behind the last of `must` explains nothing.
-            if used + usize::from(candidate.is_ok()) == self.must.len() && extra > usize::from(candidate.is_err()) {
+            if used + usize::from(candidate.is_ok()) == self.must.len()
+                && extra > usize::from(candidate.is_err())
+            {
                 continue;
             }
             self.budget = self.budget.checked_sub(1)?;
-            let mut next = world.copy();
+            let mut next = world.copy()?;
             if !next.fits(self.op(candidate)) {
                 continue;
             }
@@ -104,7 +112,9 @@ impl<'a, W: World> Search<'a, W> {
     /// Whether nothing that is still to be done was over before this call began.
     fn may_be_next(&self, which: Result<usize, usize>, order: &[Result<usize, usize>]) -> bool {
         let op = self.op(which);
-        (0..self.must.len()).filter(|&i| Ok(i) != which && !order.contains(&Ok(i))).all(|i| !self.must[i].is_before(op))
+        (0..self.must.len())
+            .filter(|&i| Ok(i) != which && !order.contains(&Ok(i)))
+            .all(|i| !self.must[i].is_before(op))
     }
 }
 
@@ -133,8 +143,8 @@ mod tests {
 
     impl World for Counter {
         type Op = Take;
-        fn copy(&self) -> Self {
-            self.clone()
+        fn copy(&self) -> Option<Self> {
+            Some(self.clone())
         }
         fn fits(&mut self, op: &Take) -> bool {
             self.0 += 1;
@@ -143,13 +153,19 @@ mod tests {
     }
 
     fn take(begin: u64, end: u64, got: u64) -> Take {
-        Take { begin, end: Some(end), got }
+        Take {
+            begin,
+            end: Some(end),
+            got,
+        }
     }
 
     #[test]
     fn overlapping_calls_are_put_in_the_order_that_fits() {
         let (a, b, c) = (take(1, 9, 2), take(2, 9, 0), take(3, 9, 1));
-        let found = Search::new(vec![&a, &b, &c], vec![], BUDGET).run(&Counter(0), 0).unwrap();
+        let found = Search::new(vec![&a, &b, &c], vec![], BUDGET)
+            .run(&Counter(0), 0)
+            .unwrap();
         assert_eq!(found.order, [Ok(1), Ok(2), Ok(0)]);
         assert_eq!(found.world.0, 3);
     }
@@ -165,7 +181,11 @@ mod tests {
     #[test]
     fn calls_one_after_the_other_keep_their_order() {
         let (a, b) = (take(1, 2, 1), take(3, 4, 0));
-        assert!(Search::new(vec![&a, &b], vec![], BUDGET).run(&Counter(0), 0).is_none());
+        assert!(
+            Search::new(vec![&a, &b], vec![], BUDGET)
+                .run(&Counter(0), 0)
+                .is_none()
+        );
     }
 
     #[test]

@@ -165,7 +165,11 @@ impl Stats {
     /// Calls per second inside the library.
     pub fn rate(&self) -> f64 {
         let seconds = self.time.as_secs_f64();
-        if seconds > 0.0 { u64_to_f64(self.timed_calls) / seconds } else { 0.0 }
+        if seconds > 0.0 {
+            u64_to_f64(self.timed_calls) / seconds
+        } else {
+            0.0
+        }
     }
 }
 

@@ -14,7 +14,12 @@ const LEFT_OUT: [&str; 3] = ["sd", "gu", "lf"];
 const EXAMPLES: usize = 5;
 
 /// Compares the flags of VMAs that have the same borders on both sides.
-pub fn compare(recorded: &[FlagLine], replayed: &[Shown], history: &EverWritable, out: &mut FlagCounts) {
+pub fn compare(
+    recorded: &[FlagLine],
+    replayed: &[Shown],
+    history: &EverWritable,
+    out: &mut FlagCounts,
+) {
     for kernel in recorded.iter().filter(|k| k.line.name != "[vsyscall]") {
         let same = |s: &&Shown| s.line.start == kernel.line.start && s.line.end == kernel.line.end;
         let Some(ours) = replayed.iter().find(same) else {
@@ -23,7 +28,12 @@ pub fn compare(recorded: &[FlagLine], replayed: &[Shown], history: &EverWritable
         };
         out.compared += 1;
         let have = letters(ours.flags);
-        let want: BTreeSet<&str> = kernel.flags.iter().map(String::as_str).filter(|f| !LEFT_OUT.contains(f)).collect();
+        let want: BTreeSet<&str> = kernel
+            .flags
+            .iter()
+            .map(String::as_str)
+            .filter(|f| !LEFT_OUT.contains(f))
+            .collect();
         let missing: Vec<&str> = want.difference(&have).copied().collect();
         let more: Vec<&str> = have.difference(&want).copied().collect();
         if missing.is_empty() && more.is_empty() {
@@ -38,13 +48,21 @@ pub fn compare(recorded: &[FlagLine], replayed: &[Shown], history: &EverWritable
             out.by_faults += 1;
             continue;
         }
-        *out.different.entry(format!("-{} +{}", missing.join(" "), more.join(" "))).or_default() += 1;
+        *out.different
+            .entry(format!("-{} +{}", missing.join(" "), more.join(" ")))
+            .or_default() += 1;
         if out.examples.len() < EXAMPLES {
-            out.examples.push(format!("{}: kernel {want:?}, replay {have:?}", kernel.line.text()));
+            out.examples.push(format!(
+                "{}: kernel {want:?}, replay {have:?}",
+                kernel.line.text()
+            ));
         }
     }
 }
 
 fn letters(flags: u64) -> BTreeSet<&'static str> {
-    VmaFlags::from_bits_retain(flags).codes().filter(|code| !LEFT_OUT.contains(code)).collect()
+    VmaFlags::from_bits_retain(flags)
+        .codes()
+        .filter(|code| !LEFT_OUT.contains(code))
+        .collect()
 }

@@ -31,12 +31,22 @@ const RECORDED_CPUS: u64 = 2;
 
 impl Engine<'_> {
     /// What the call needs beside its arguments.
-    pub(super) fn prepare(&mut self, id: CallId, record: &CallRecord, call: &MmCall, task: Task) -> Op {
+    pub(super) fn prepare(
+        &mut self,
+        id: CallId,
+        record: &CallRecord,
+        call: &MmCall,
+        task: Task,
+    ) -> Op {
         let (file, size) = match call {
-            MmCall::Mmap { prot, flags, fd, .. } => (self.mapped_file(fd, *prot, *flags, task), 0),
+            MmCall::Mmap {
+                prot, flags, fd, ..
+            } => (self.mapped_file(fd, *prot, *flags, task), 0),
             MmCall::Shmat { id, flags, .. } => match self.segments.get(id).copied() {
                 Some(segment) => {
-                    let id = self.files.reopen(segment.description, flags & SHM_RDONLY == 0);
+                    let id = self
+                        .files
+                        .reopen(segment.description, flags & SHM_RDONLY == 0);
                     (self.open_file(id), segment.size)
                 }
                 None => (OpFile::Bad, 0),
@@ -47,7 +57,17 @@ impl Engine<'_> {
             }
             _ => (OpFile::None, 0),
         };
-        Op { call: id, kind: call.clone(), file, size, ret: record.ret.clone(), begin: record.begin, end: record.end }
+        // A result that isn't known is that of a call that never came back.
+        let end = record.end.filter(|_| record.ret != Ret::Unknown);
+        Op {
+            call: id,
+            kind: call.clone(),
+            file,
+            size,
+            ret: record.ret.clone(),
+            begin: record.begin,
+            end,
+        }
     }
 
     fn open_file(&self, id: DescriptionId) -> OpFile {
@@ -70,7 +90,9 @@ impl Engine<'_> {
             self.files.nameless("/dev/zero", FileKind::SharedAnon)
         } else {
             let needs_write = flags & MAP_TYPE == MAP_SHARED && prot & PROT_WRITE != 0;
-            let Some(id) = self.description(fd, task, needs_write) else { return OpFile::Bad };
+            let Some(id) = self.description(fd, task, needs_write) else {
+                return OpFile::Bad;
+            };
             if shared && self.files.get(id).kind == FileKind::DevZero {
                 self.files.nameless("/dev/zero", FileKind::SharedAnon)
             } else {
@@ -86,7 +108,9 @@ impl Engine<'_> {
         if arg.fd < 0 {
             return None;
         }
-        let known = self.tasks.fds[task.fds].get(arg.fd).map(|fd| fd.description);
+        let known = self.tasks.fds[task.fds]
+            .get(arg.fd)
+            .map(|fd| fd.description);
         let Some(path) = &arg.path else { return known };
         if let Some(id) = known {
             let (have, deleted) = self.files.path(id);
@@ -107,9 +131,15 @@ impl Engine<'_> {
         match call {
             Call::Close { fd } => self.tasks.fds[task.fds].close(*fd),
             Call::CloseRange { first, last, flags } if flags & CLOSE_RANGE_UNSHARE == 0 => {
-                self.tasks.fds[task.fds].close_range(*first, *last, flags & CLOSE_RANGE_CLOEXEC != 0);
+                self.tasks.fds[task.fds].close_range(
+                    *first,
+                    *last,
+                    flags & CLOSE_RANGE_CLOEXEC != 0,
+                );
             }
-            Call::Open { path, .. } | Call::Unlink { path } | Call::Chdir { path } => self.learn_cwd(path, task),
+            Call::Open { path, .. } | Call::Unlink { path } | Call::Chdir { path } => {
+                self.learn_cwd(path, task);
+            }
             Call::Rename { from, to, .. } | Call::Link { from, to } => {
                 self.learn_cwd(from, task);
                 self.learn_cwd(to, task);
@@ -120,7 +150,12 @@ impl Engine<'_> {
 
     /// `AT_FDCWD</tmp>` tells the current folder.
     fn learn_cwd(&mut self, path: &PathArg, task: Task) {
-        if let Some(FdArg { fd: -100, path: Some(cwd), .. }) = &path.dir {
+        if let Some(FdArg {
+            fd: -100,
+            path: Some(cwd),
+            ..
+        }) = &path.dir
+        {
             self.tasks.cwds[task.cwd] = Some(cwd.clone());
         }
     }
@@ -131,19 +166,48 @@ impl Engine<'_> {
 
     /// What is done when a call ends.
     pub(super) fn call_ends(&mut self, call: &Call, ret: &Ret, pid: u32, task: Task) {
-        let Ret::Ok { value, path, deleted } = ret else { return };
+        let Ret::Ok {
+            value,
+            path,
+            deleted,
+        } = ret
+        else {
+            return;
+        };
         match call {
             Call::Open { path: arg, flags } => {
                 let path = path.clone().or_else(|| self.full_path(arg, task));
                 let mode = flags & O_ACCMODE;
-                self.opened(*value, path, *deleted, (mode != 1, mode != 0), flags & O_CLOEXEC != 0, task);
+                self.opened(
+                    *value,
+                    path,
+                    *deleted,
+                    (mode != 1, mode != 0),
+                    flags & O_CLOEXEC != 0,
+                    task,
+                );
             }
-            Call::MemfdCreate { cloexec } => self.opened(*value, path.clone(), true, (true, true), *cloexec, task),
-            Call::NewFd { cloexec, readable, writable, .. } => {
-                self.opened(*value, path.clone(), *deleted, (*readable, *writable), *cloexec, task);
+            Call::MemfdCreate { cloexec } => {
+                self.opened(*value, path.clone(), true, (true, true), *cloexec, task);
+            }
+            Call::NewFd {
+                cloexec,
+                readable,
+                writable,
+                ..
+            } => {
+                self.opened(
+                    *value,
+                    path.clone(),
+                    *deleted,
+                    (*readable, *writable),
+                    *cloexec,
+                    task,
+                );
             }
             Call::Dup { old, cloexec, .. } => {
-                if let (Some(id), Ok(new)) = (self.description(old, task, false), i32::try_from(*value))
+                if let (Some(id), Ok(new)) =
+                    (self.description(old, task, false), i32::try_from(*value))
                     && new != old.fd
                 {
                     self.tasks.fds[task.fds].set(new, id, *cloexec);
@@ -152,20 +216,36 @@ impl Engine<'_> {
             Call::CloseRange { first, last, flags } if flags & CLOSE_RANGE_UNSHARE != 0 => {
                 self.tasks.unshare_fds(pid);
                 if let Some(task) = self.tasks.get(pid) {
-                    self.tasks.fds[task.fds].close_range(*first, *last, flags & CLOSE_RANGE_CLOEXEC != 0);
+                    self.tasks.fds[task.fds].close_range(
+                        *first,
+                        *last,
+                        flags & CLOSE_RANGE_CLOEXEC != 0,
+                    );
                 }
             }
             Call::Shmget { key, size } => {
-                let description = self.files.nameless(&format!("/SYSV{key:08x}"), FileKind::SysV);
-                self.segments.entry(*value).or_insert(Segment { size: *size, description });
+                let description = self
+                    .files
+                    .nameless(&format!("/SYSV{key:08x}"), FileKind::SysV);
+                self.segments.entry(*value).or_insert(Segment {
+                    size: *size,
+                    description,
+                });
             }
-            Call::Rlimit { resource, soft: Some(soft) } => {
-                self.tasks.processes[task.process].limits.insert(*resource, *soft);
+            Call::Rlimit {
+                resource,
+                soft: Some(soft),
+            } => {
+                self.tasks.processes[task.process]
+                    .limits
+                    .insert(*resource, *soft);
                 if let Some(mm) = &mut self.mms[task.mm] {
                     mm.change(|space| space.set_limit(*resource, *soft));
                 }
             }
-            Call::Personality { persona } if u32::try_from(*persona).is_ok_and(|p| p != u32::MAX) => {
+            Call::Personality { persona }
+                if u32::try_from(*persona).is_ok_and(|p| p != u32::MAX) =>
+            {
                 if let Some(mm) = &mut self.mms[task.mm] {
                     mm.change(|space| space.set_personality(*persona));
                 }
@@ -174,8 +254,18 @@ impl Engine<'_> {
         }
     }
 
-    fn opened(&mut self, fd: u64, path: Option<String>, deleted: bool, mode: (bool, bool), cloexec: bool, task: Task) {
-        let (Ok(fd), Some(path)) = (i32::try_from(fd), path) else { return };
+    fn opened(
+        &mut self,
+        fd: u64,
+        path: Option<String>,
+        deleted: bool,
+        mode: (bool, bool),
+        cloexec: bool,
+        task: Task,
+    ) {
+        let (Ok(fd), Some(path)) = (i32::try_from(fd), path) else {
+            return;
+        };
         let id = self.files.open(&path, deleted, mode.0, mode.1);
         self.tasks.fds[task.fds].set(fd, id, cloexec);
     }
@@ -183,7 +273,9 @@ impl Engine<'_> {
     fn names_change(&mut self, call: &Call, task: Task) {
         match call {
             Call::Rename { from, to, flags } => {
-                if let (Some(from), Some(to)) = (self.full_path(from, task), self.full_path(to, task)) {
+                if let (Some(from), Some(to)) =
+                    (self.full_path(from, task), self.full_path(to, task))
+                {
                     if flags & RENAME_EXCHANGE != 0 {
                         self.files.exchange(&from, &to);
                     } else {
@@ -192,7 +284,9 @@ impl Engine<'_> {
                 }
             }
             Call::Link { from, to } => {
-                if let (Some(from), Some(to)) = (self.full_path(from, task), self.full_path(to, task)) {
+                if let (Some(from), Some(to)) =
+                    (self.full_path(from, task), self.full_path(to, task))
+                {
                     self.files.link(&from, &to);
                 }
             }
@@ -210,7 +304,10 @@ impl Engine<'_> {
 
 /// The bytes of the ring that `io_setup` maps, before rounding.
 fn ring_size(nr: u64) -> u64 {
-    let entries = nr.max(4 * RECORDED_CPUS).saturating_mul(2).saturating_add(2);
+    let entries = nr
+        .max(4 * RECORDED_CPUS)
+        .saturating_mul(2)
+        .saturating_add(2);
     entries.saturating_mul(32).saturating_add(32)
 }
 

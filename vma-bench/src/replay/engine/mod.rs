@@ -16,6 +16,7 @@ use super::{
         files::{DescriptionId, Files},
         tasks::{Task, Tasks, share},
     },
+    space::OpenFiles,
     stats::{Difference, ForcedCall, Outcome, Stats, Verdict},
     strace::{
         call::{Call, MmCall, Ret},
@@ -56,6 +57,7 @@ struct Engine<'a> {
     /// `None`: an address space that can't be followed.
     mms: Vec<Option<Mm>>,
     segments: BTreeMap<u64, Segment>,
+    open_files: OpenFiles,
     visited: Vec<(u32, Moment)>,
     /// The first moment of a process whose layout nothing shows after its execve.
     without_start: Option<(u32, Moment)>,
@@ -70,7 +72,12 @@ struct Engine<'a> {
 ///
 /// # Errors
 /// The first process has no map to begin with, or the log ends before a snapshot that is there.
-pub fn replay(log: &Log, recorded: &Recorded, path: PathBuf, progress: Progress<'_>) -> Result<Outcome, ReplayError> {
+pub fn replay(
+    log: &Log,
+    recorded: &Recorded,
+    path: PathBuf,
+    progress: Progress<'_>,
+) -> Result<Outcome, ReplayError> {
     let Some(first_pid) = log.calls.first().map(|c| c.pid) else {
         return Err(ReplayError::file(&path, "no call in it"));
     };
@@ -89,6 +96,7 @@ pub fn replay(log: &Log, recorded: &Recorded, path: PathBuf, progress: Progress<
         tasks: Tasks::new(log, first_pid, 0),
         mms: vec![None],
         segments: BTreeMap::new(),
+        open_files: OpenFiles::default(),
         visited: Vec::new(),
         without_start: None,
         first_pid,
@@ -109,9 +117,20 @@ pub fn replay(log: &Log, recorded: &Recorded, path: PathBuf, progress: Progress<
 impl Engine<'_> {
     /// A log that doesn't begin with an execve is of a program that ran already: the start map is its layout.
     fn start(&mut self) -> Result<(), ReplayError> {
-        let begins_with_exec = self.log.calls.first().is_some_and(|c| matches!(c.call, Call::Exec));
-        if !self.recorded.snapshots.contains_key(&(self.first_pid, Moment::Exec(1))) {
-            return Err(ReplayError::file(&self.path, "no start map for its first process"));
+        let begins_with_exec = self
+            .log
+            .calls
+            .first()
+            .is_some_and(|c| matches!(c.call, Call::Exec));
+        if !self
+            .recorded
+            .snapshots
+            .contains_key(&(self.first_pid, Moment::Exec(1)))
+        {
+            return Err(ReplayError::file(
+                &self.path,
+                "no start map for its first process",
+            ));
         }
         if !begins_with_exec {
             self.mms[0] = self.layout_after_exec(self.first_pid, 1, 0);
@@ -137,8 +156,14 @@ impl Engine<'_> {
         if let Some(task) = self.tasks.get(pid) {
             return Some(task);
         }
-        if let Some(maker) = self.tasks.take_maker(pid) { self.make_task(pid, maker) } else {
-            *self.stats.not_followed.entry("a task whose beginning isn't in the log").or_default() += 1;
+        if let Some(maker) = self.tasks.take_maker(pid) {
+            self.make_task(pid, maker)
+        } else {
+            *self
+                .stats
+                .not_followed
+                .entry("a task whose beginning isn't in the log")
+                .or_default() += 1;
             None
         }
     }
@@ -147,7 +172,9 @@ impl Engine<'_> {
     fn make_task(&mut self, pid: u32, maker: CallId) -> Option<Task> {
         let log = self.log;
         let record = &log.calls[maker];
-        let Call::Clone { flags } = record.call else { return None };
+        let Call::Clone { flags } = record.call else {
+            return None;
+        };
         let parent = self.task(record.pid)?;
         let mm = if flags & share::VM != 0 {
             parent.mm
@@ -163,7 +190,9 @@ impl Engine<'_> {
     fn begin(&mut self, line: u64, id: CallId) {
         let log = self.log;
         let record = &log.calls[id];
-        let Some(task) = self.task(record.pid) else { return };
+        let Some(task) = self.task(record.pid) else {
+            return;
+        };
         let process = &mut self.tasks.processes[task.process];
         if process.pid == record.pid && is_counted(&record.name) {
             process.counted_calls += 1;
@@ -176,7 +205,11 @@ impl Engine<'_> {
                 if let Some(mm) = &mut self.mms[task.mm] {
                     mm.begin(op);
                 } else {
-                    *self.stats.not_followed.entry("a process without a map after its execve").or_default() += 1;
+                    *self
+                        .stats
+                        .not_followed
+                        .entry("a process without a map after its execve")
+                        .or_default() += 1;
                 }
             }
             other => self.call_begins(other, task),
@@ -186,7 +219,9 @@ impl Engine<'_> {
     fn end(&mut self, line: u64, id: CallId) {
         let log = self.log;
         let record = &log.calls[id];
-        let Some(task) = self.task(record.pid) else { return };
+        let Some(task) = self.task(record.pid) else {
+            return;
+        };
         match &record.call {
             Call::Mm(call) => self.memory_call_ends(id, record, call, task),
             Call::Clone { .. } => {
@@ -211,15 +246,22 @@ impl Engine<'_> {
     }
 
     fn memory_call_ends(&mut self, id: CallId, record: &CallRecord, call: &MmCall, task: Task) {
-        let Some(mm) = &mut self.mms[task.mm] else { return };
-        let Some((op, settled)) = mm.end(id) else { return };
+        let Some(mm) = &mut self.mms[task.mm] else {
+            return;
+        };
+        let Some((op, settled)) = mm.end(id) else {
+            return;
+        };
         let kind = self.stats.kinds.entry(record.name.clone()).or_default();
         kind.calls += 1;
         kind.failed += u64::from(matches!(record.ret, Ret::Err(_)));
         kind.add(settled.verdict);
         if op.chosen_address().is_some() {
             self.stats.placed += 1;
-            self.stats.placed_predicted += u64::from(matches!(settled.verdict, Verdict::Predicted | Verdict::Reordered));
+            self.stats.placed_predicted += u64::from(matches!(
+                settled.verdict,
+                Verdict::Predicted | Verdict::Reordered
+            ));
         }
         if settled.verdict == Verdict::Forced && self.stats.forced.len() < FORCED_SHOWN {
             self.stats.forced.push(ForcedCall {
@@ -244,7 +286,9 @@ impl Engine<'_> {
 
     fn gone(&mut self, line: u64, pid: u32) {
         let Some(task) = self.task(pid) else { return };
-        let Some((_, last)) = self.tasks.remove(pid) else { return };
+        let Some((_, last)) = self.tasks.remove(pid) else {
+            return;
+        };
         if last {
             let leader = self.tasks.processes[task.process].pid;
             self.visit(line, leader, Moment::End, task.mm);
@@ -277,11 +321,18 @@ impl Engine<'_> {
         self.stats.unknown_calls.clone_from(&self.log.unknown_calls);
         if let Some((pid, moment)) = self.without_start {
             let moment = snapshots::moment_words(moment);
-            let why = format!("process {pid} has a map at '{moment}', but none after its execve (event=exec) to begin with");
+            let why = format!(
+                "process {pid} has a map at '{moment}', but none after its execve (event=exec) to begin with"
+            );
             return Err(ReplayError::file(&self.path, why));
         }
-        let mut left: Vec<(u32, Moment)> =
-            self.recorded.snapshots.keys().filter(|k| !self.visited.contains(k)).copied().collect();
+        let mut left: Vec<(u32, Moment)> = self
+            .recorded
+            .snapshots
+            .keys()
+            .filter(|k| !self.visited.contains(k))
+            .copied()
+            .collect();
         left.sort_unstable();
         self.stats.not_reached = left.len() as u64;
         match left.first() {
@@ -294,14 +345,20 @@ impl Engine<'_> {
                     left.len()
                 ),
             )),
-            _ => Ok(Outcome { stats: self.stats, difference: self.difference }),
+            _ => Ok(Outcome {
+                stats: self.stats,
+                difference: self.difference,
+            }),
         }
     }
 }
 
 /// The calls that `event=at n=...` counts.
 fn is_counted(name: &str) -> bool {
-    matches!(name, "mmap" | "munmap" | "mprotect" | "mremap" | "brk" | "madvise")
+    matches!(
+        name,
+        "mmap" | "munmap" | "mprotect" | "mremap" | "brk" | "madvise"
+    )
 }
 
 fn count_in(stats: &mut Stats, mm: &Mm) {
@@ -310,4 +367,11 @@ fn count_in(stats: &mut Stats, mm: &Mm) {
     stats.merges += counters.merges;
     stats.time += mm.time;
     stats.timed_calls += mm.timed_calls;
+    let open = mm.pending().iter().filter(|op| op.end.is_none()).count() as u64;
+    if open > 0 {
+        *stats
+            .never_returned
+            .entry("not done, or without a trace")
+            .or_default() += open;
+    }
 }

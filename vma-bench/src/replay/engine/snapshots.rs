@@ -35,16 +35,30 @@ impl Engine<'_> {
         let start = StartOf {
             map: &snapshot.map,
             brk: self.first_break(pid, line),
-            limits: self.tasks.processes.iter().rev().find(|p| p.pid == pid).map(|p| p.limits.clone()).unwrap_or_default(),
+            limits: self
+                .tasks
+                .processes
+                .iter()
+                .rev()
+                .find(|p| p.pid == pid)
+                .map(|p| p.limits.clone())
+                .unwrap_or_default(),
         };
-        Some(Mm::new(Space::begin(&start, &mut self.files)))
+        Space::begin(&start, &mut self.files, &self.open_files).map(Mm::new)
     }
 
     /// The break as the first brk(NULL) behind `line` gives it; no map shows it.
     fn first_break(&self, pid: u32, line: u64) -> Option<u64> {
-        let first = self.brks.get(&pid)?.iter().map(|&id| &self.log.calls[id]).find(|c| c.begin >= line)?;
+        let first = self
+            .brks
+            .get(&pid)?
+            .iter()
+            .map(|&id| &self.log.calls[id])
+            .find(|c| c.begin >= line)?;
         match (&first.call, &first.ret) {
-            (Call::Mm(MmCall::Brk { addr }), Ret::Ok { value, .. }) if addr != value => Some(*value),
+            (Call::Mm(MmCall::Brk { addr }), Ret::Ok { value, .. }) if addr != value => {
+                Some(*value)
+            }
             _ => None,
         }
     }
@@ -52,7 +66,9 @@ impl Engine<'_> {
     /// Compares at `moment` of `pid`, if there is a snapshot of it.
     pub(super) fn visit(&mut self, line: u64, pid: u32, moment: Moment, mm: MmId) {
         let recorded = self.recorded;
-        let Some(snapshot) = recorded.snapshots.get(&(pid, moment)) else { return };
+        let Some(snapshot) = recorded.snapshots.get(&(pid, moment)) else {
+            return;
+        };
         if self.visited.contains(&(pid, moment)) {
             return;
         }
@@ -63,7 +79,8 @@ impl Engine<'_> {
         self.visited.push((pid, moment));
         let (shown, comparison) = self.compare_with_growth(mm, snapshot);
         let (shown, comparison) = if comparison.difference.is_some() {
-            self.with_open_calls(mm, snapshot).unwrap_or((shown, comparison))
+            self.with_open_calls(mm, snapshot)
+                .unwrap_or((shown, comparison))
         } else {
             (shown, comparison)
         };
@@ -77,7 +94,9 @@ impl Engine<'_> {
     /// Compares after letting stacks grow to where the kernel shows them.
     fn compare_with_growth(&mut self, mm: MmId, snapshot: &Snapshot) -> (Vec<Shown>, Comparison) {
         let map = without_gate(&snapshot.map);
-        let Some(mm) = &mut self.mms[mm] else { return (Vec::new(), Comparison::default()) };
+        let Some(mm) = &mut self.mms[mm] else {
+            return (Vec::new(), Comparison::default());
+        };
         let mut shown = mm.space().shown();
         for address in compare::grown_stacks(map, &shown) {
             let before = mm.space().pages();
@@ -90,32 +109,61 @@ impl Engine<'_> {
             shown = mm.space().shown();
         }
         let history = mm.space().history();
-        let comparison = compare::compare(map, &shown, &mut self.files, history, self.follows_files);
+        let comparison =
+            compare::compare(map, &shown, &mut self.files, history, self.follows_files);
         (shown, comparison)
     }
 
     /// Calls that never came back may have been done or not: looks for a choice that gives the recorded map.
-    fn with_open_calls(&mut self, mm: MmId, snapshot: &Snapshot) -> Option<(Vec<Shown>, Comparison)> {
+    fn with_open_calls(
+        &mut self,
+        mm: MmId,
+        snapshot: &Snapshot,
+    ) -> Option<(Vec<Shown>, Comparison)> {
         let space = self.mms[mm].as_ref()?;
-        let open: Vec<&Op> = space.pending().iter().filter(|op| op.end.is_none()).take(OPEN_AT_END).collect();
+        let open: Vec<&Op> = space
+            .pending()
+            .iter()
+            .filter(|op| op.end.is_none())
+            .take(OPEN_AT_END)
+            .collect();
         let map = without_gate(&snapshot.map);
         for choice in 1..1_u32 << open.len() {
-            let chosen: Vec<&Op> = (0..open.len()).filter(|i| choice >> i & 1 == 1).map(|i| open[i]).collect();
+            let chosen: Vec<&Op> = (0..open.len())
+                .filter(|i| choice >> i & 1 == 1)
+                .map(|i| open[i])
+                .collect();
             let mut search = Search::<Space>::new(chosen, Vec::new(), 100);
-            let Some(found) = search.run(&World::copy(space.space()), 0) else { continue };
+            let Some(found) = search.run(&World::copy(space.space())?, 0) else {
+                continue;
+            };
             let shown = found.world.shown();
             let mut files = self.files.clone();
-            let comparison = compare::compare(map, &shown, &mut files, found.world.history(), self.follows_files);
+            let comparison = compare::compare(
+                map,
+                &shown,
+                &mut files,
+                found.world.history(),
+                self.follows_files,
+            );
             if comparison.difference.is_none() {
                 self.files = files;
-                *self.stats.never_returned.entry("done").or_default() += u64::from(choice.count_ones());
+                *self.stats.never_returned.entry("done").or_default() +=
+                    u64::from(choice.count_ones());
                 return Some((shown, comparison));
             }
         }
         None
     }
 
-    fn count(&mut self, line: u64, pid: u32, snapshot: &Snapshot, shown: &[Shown], found: Comparison) {
+    fn count(
+        &mut self,
+        line: u64,
+        pid: u32,
+        snapshot: &Snapshot,
+        shown: &[Shown],
+        found: Comparison,
+    ) {
         let stats = &mut self.stats;
         stats.snapshots += 1;
         stats.most_vmas = stats.most_vmas.max(shown.len() as u64);
@@ -144,7 +192,9 @@ impl Engine<'_> {
     }
 
     fn compare_flags(&mut self, shown: &[Shown], mm: MmId) {
-        let (Some(recorded), Some(mm)) = (&self.recorded.flags, &self.mms[mm]) else { return };
+        let (Some(recorded), Some(mm)) = (&self.recorded.flags, &self.mms[mm]) else {
+            return;
+        };
         let mut counts = FlagCounts::default();
         vmflags::compare(recorded, shown, mm.space().history(), &mut counts);
         self.stats.vm_flags = Some(counts);

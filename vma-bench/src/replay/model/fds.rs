@@ -28,7 +28,13 @@ impl FdTable {
 
     /// Sets `fd`, closing what it was.
     pub fn set(&mut self, fd: i32, description: DescriptionId, cloexec: bool) {
-        self.entries.insert(fd, Fd { description, cloexec });
+        self.entries.insert(
+            fd,
+            Fd {
+                description,
+                cloexec,
+            },
+        );
     }
 
     /// close(2).
@@ -40,7 +46,10 @@ impl FdTable {
     pub fn close_range(&mut self, first: u64, last: u64, cloexec: bool) {
         let inside = |fd: i32| u64::try_from(fd).is_ok_and(|fd| first <= fd && fd <= last);
         if cloexec {
-            self.entries.iter_mut().filter(|(fd, _)| inside(**fd)).for_each(|(_, e)| e.cloexec = true);
+            self.entries
+                .iter_mut()
+                .filter(|(fd, _)| inside(**fd))
+                .for_each(|(_, e)| e.cloexec = true);
         } else {
             self.entries.retain(|&fd, _| !inside(fd));
         }
@@ -101,7 +110,11 @@ mod tests {
     #[test]
     fn paths_are_resolved_against_the_folder() {
         let arg = |dir: Option<&str>, path: &str| PathArg {
-            dir: dir.map(|d| FdArg { fd: -100, path: Some(d.into()), deleted: false }),
+            dir: dir.map(|d| FdArg {
+                fd: -100,
+                path: Some(d.into()),
+                deleted: false,
+            }),
             path: path.into(),
         };
         for (arg, cwd, full) in [

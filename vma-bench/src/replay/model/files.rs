@@ -80,26 +80,45 @@ pub struct Files {
 
 impl Files {
     /// Opens the file at `path`; one that isn't known yet comes to be. `deleted`: it has no name any more.
-    pub fn open(&mut self, path: &str, deleted: bool, readable: bool, writable: bool) -> DescriptionId {
+    pub fn open(
+        &mut self,
+        path: &str,
+        deleted: bool,
+        readable: bool,
+        writable: bool,
+    ) -> DescriptionId {
         let kind = kind_of(path);
         let shared_name = path.starts_with('/') && !path.starts_with("/memfd:") && !deleted;
         let dentry = match self.by_path.get(path).filter(|_| shared_name) {
             Some(&dentry) => dentry,
             None => self.new_dentry(path, deleted || path.starts_with("/memfd:"), shared_name),
         };
-        self.describe(Description { dentry, kind, readable, writable })
+        self.describe(Description {
+            dentry,
+            kind,
+            readable,
+            writable,
+        })
     }
 
     /// Makes an object that has no name in the file system, such as `/dev/zero (deleted)`.
     pub fn nameless(&mut self, path: &str, kind: FileKind) -> DescriptionId {
         let deleted = kind != FileKind::Uring;
         let dentry = self.new_dentry(path, deleted, false);
-        self.describe(Description { dentry, kind, readable: true, writable: true })
+        self.describe(Description {
+            dentry,
+            kind,
+            readable: true,
+            writable: true,
+        })
     }
 
     /// A second description of the file of `of`.
     pub fn reopen(&mut self, of: DescriptionId, writable: bool) -> DescriptionId {
-        let description = Description { writable, ..self.descriptions[of.0] };
+        let description = Description {
+            writable,
+            ..self.descriptions[of.0]
+        };
         self.describe(description)
     }
 
@@ -112,7 +131,9 @@ impl Files {
         let writable = line.may(b's') && line.may(b'w');
         let id = self.open(path, deleted, true, writable);
         let inode = self.inode(id);
-        self.inodes[inode.0].known_as.get_or_insert((line.dev, line.inode));
+        self.inodes[inode.0]
+            .known_as
+            .get_or_insert((line.dev, line.inode));
         id
     }
 
@@ -120,7 +141,11 @@ impl Files {
         let inode = InodeId(self.inodes.len());
         self.inodes.push(Inode::default());
         let id = DentryId(self.dentries.len());
-        self.dentries.push(Dentry { path: path.to_owned(), deleted, inode });
+        self.dentries.push(Dentry {
+            path: path.to_owned(),
+            deleted,
+            inode,
+        });
         if findable {
             self.by_path.insert(path.to_owned(), id);
         }
@@ -151,7 +176,11 @@ impl Files {
     /// The name as maps show it now.
     pub fn shown_name(&self, id: DescriptionId) -> String {
         let (path, deleted) = self.path(id);
-        if deleted { format!("{path} (deleted)") } else { path.to_owned() }
+        if deleted {
+            format!("{path} (deleted)")
+        } else {
+            path.to_owned()
+        }
     }
 
     /// Device and inode, if a snapshot has shown them.
@@ -215,10 +244,16 @@ impl Files {
 
     /// link(2): a second name for the file at `from`.
     pub fn link(&mut self, from: &str, to: &str) {
-        let Some(&old) = self.by_path.get(from) else { return };
+        let Some(&old) = self.by_path.get(from) else {
+            return;
+        };
         let inode = self.dentries[old.0].inode;
         let id = DentryId(self.dentries.len());
-        self.dentries.push(Dentry { path: to.to_owned(), deleted: false, inode });
+        self.dentries.push(Dentry {
+            path: to.to_owned(),
+            deleted: false,
+            inode,
+        });
         self.by_path.insert(to.to_owned(), id);
     }
 
@@ -275,14 +310,27 @@ mod tests {
     #[test]
     fn names_follow_renames_and_unlinks() {
         let mut f = Files::default();
-        let (a, b, c) = (open(&mut f, "/d/a"), open(&mut f, "/d/b"), open(&mut f, "/d/c"));
+        let (a, b, c) = (
+            open(&mut f, "/d/a"),
+            open(&mut f, "/d/b"),
+            open(&mut f, "/d/c"),
+        );
         f.rename("/d/a", "/d/b");
-        assert_eq!((f.shown_name(a), f.shown_name(b)), ("/d/b".into(), "/d/b (deleted)".into()));
+        assert_eq!(
+            (f.shown_name(a), f.shown_name(b)),
+            ("/d/b".into(), "/d/b (deleted)".into())
+        );
         f.rename("/d", "/e");
-        assert_eq!((f.shown_name(a), f.shown_name(c)), ("/e/b".into(), "/e/c".into()));
+        assert_eq!(
+            (f.shown_name(a), f.shown_name(c)),
+            ("/e/b".into(), "/e/c".into())
+        );
         f.unlink("/e/c");
         let fresh = open(&mut f, "/e/c");
-        assert_eq!((f.shown_name(c), f.shown_name(fresh)), ("/e/c (deleted)".into(), "/e/c".into()));
+        assert_eq!(
+            (f.shown_name(c), f.shown_name(fresh)),
+            ("/e/c (deleted)".into(), "/e/c".into())
+        );
         assert_ne!(f.inode(c), f.inode(fresh));
     }
 
@@ -303,6 +351,9 @@ mod tests {
         let mut f = Files::default();
         let (a, b) = (open(&mut f, "/a"), open(&mut f, "/b"));
         f.exchange("/a", "/b");
-        assert_eq!((f.shown_name(a), f.shown_name(b)), ("/b".into(), "/a".into()));
+        assert_eq!(
+            (f.shown_name(a), f.shown_name(b)),
+            ("/b".into(), "/a".into())
+        );
     }
 }

@@ -80,16 +80,33 @@ impl Tasks {
                 makers.entry(child).or_default().push(id);
             }
         }
-        let mut tasks = Self { makers, ..Self::default() };
+        let mut tasks = Self {
+            makers,
+            ..Self::default()
+        };
         tasks.fds.push(FdTable::default());
         tasks.cwds.push(None);
         tasks.add_process(first);
-        tasks.by_pid.insert(first, Task { process: 0, mm, fds: 0, cwd: 0 });
+        tasks.by_pid.insert(
+            first,
+            Task {
+                process: 0,
+                mm,
+                fds: 0,
+                cwd: 0,
+            },
+        );
         tasks
     }
 
     fn add_process(&mut self, pid: u32) -> usize {
-        self.processes.push(Process { pid, alive: 1, execs: 0, counted_calls: 0, limits: HashMap::new() });
+        self.processes.push(Process {
+            pid,
+            alive: 1,
+            execs: 0,
+            counted_calls: 0,
+            limits: HashMap::new(),
+        });
         self.processes.len() - 1
     }
 
@@ -101,12 +118,18 @@ impl Tasks {
     /// The call that made the task `pid`, which hasn't shown itself yet; each call is given once.
     pub fn take_maker(&mut self, pid: u32) -> Option<CallId> {
         let calls = self.makers.get_mut(&pid)?;
-        if calls.is_empty() { None } else { Some(calls.remove(0)) }
+        if calls.is_empty() {
+            None
+        } else {
+            Some(calls.remove(0))
+        }
     }
 
     /// Whether the call `maker` has yet to make its child.
     pub fn is_due(&self, pid: u32, maker: CallId) -> bool {
-        self.makers.get(&pid).is_some_and(|calls| calls.contains(&maker))
+        self.makers
+            .get(&pid)
+            .is_some_and(|calls| calls.contains(&maker))
     }
 
     /// Adds the task `pid`, made by `parent` with clone's `flags`; `mm` is the address space that it gets.
@@ -121,9 +144,25 @@ impl Tasks {
             self.processes[process].limits = limits;
             process
         };
-        let fds = if flags & share::FILES != 0 { parent.fds } else { self.copy_fds(parent.fds) };
-        let cwd = if flags & share::FS != 0 { parent.cwd } else { self.copy_cwd(parent.cwd) };
-        self.by_pid.insert(pid, Task { process, mm, fds, cwd });
+        let fds = if flags & share::FILES != 0 {
+            parent.fds
+        } else {
+            self.copy_fds(parent.fds)
+        };
+        let cwd = if flags & share::FS != 0 {
+            parent.cwd
+        } else {
+            self.copy_cwd(parent.cwd)
+        };
+        self.by_pid.insert(
+            pid,
+            Task {
+                process,
+                mm,
+                fds,
+                cwd,
+            },
+        );
     }
 
     fn copy_fds(&mut self, fds: usize) -> usize {
@@ -155,10 +194,11 @@ impl Tasks {
     /// The thread `by` goes on as `pid` after an execve; the task that was `pid` is gone.
     pub fn supersede(&mut self, pid: u32, by: u32) {
         if let Some(task) = self.by_pid.remove(&by)
-            && self.by_pid.insert(pid, task).is_some() {
-                let alive = &mut self.processes[task.process].alive;
-                *alive = alive.saturating_sub(1);
-            }
+            && self.by_pid.insert(pid, task).is_some()
+        {
+            let alive = &mut self.processes[task.process].alive;
+            *alive = alive.saturating_sub(1);
+        }
     }
 
     /// The task `pid` is gone; its record, and whether its process is gone with it.

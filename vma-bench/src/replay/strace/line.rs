@@ -67,12 +67,17 @@ pub fn parse(text: &str) -> Result<Line<'_>, String> {
     let Ok(pid) = prefix.parse_next(&mut rest) else {
         return Err(format!("no line of strace: {:?}", shorten(text)));
     };
-    Ok(Line { pid, body: body(rest)? })
+    Ok(Line {
+        pid,
+        body: body(rest)?,
+    })
 }
 
 /// Cuts a text for a message.
 pub fn shorten(text: &str) -> &str {
-    text.char_indices().nth(60).map_or(text, |(at, _)| &text[..at])
+    text.char_indices()
+        .nth(60)
+        .map_or(text, |(at, _)| &text[..at])
 }
 
 /// `[pid 123] ` or `123 `, then times; both optional.
@@ -93,7 +98,9 @@ fn prefix(input: &mut &str) -> winnow::Result<Option<u32>> {
 
 /// `12:00:01`, `12:00:01.000123`, `1764494000.123456`, `0.000123`.
 fn clock<'a>(input: &mut &'a str) -> winnow::Result<&'a str> {
-    (digit1, take_while(1.., ('0'..='9', '.', ':'))).take().parse_next(input)
+    (digit1, take_while(1.., ('0'..='9', '.', ':')))
+        .take()
+        .parse_next(input)
 }
 
 fn body(rest: &str) -> Result<Body<'_>, String> {
@@ -101,7 +108,11 @@ fn body(rest: &str) -> Result<Body<'_>, String> {
         return exit(rest);
     }
     if rest.starts_with("--- ") {
-        return if rest.ends_with(" ---") { Ok(Body::Signal) } else { Err("a signal line that is cut off".into()) };
+        return if rest.ends_with(" ---") {
+            Ok(Body::Signal)
+        } else {
+            Err("a signal line that is cut off".into())
+        };
     }
     if rest.starts_with("strace: ") {
         return Ok(Body::Note);
@@ -110,7 +121,11 @@ fn body(rest: &str) -> Result<Body<'_>, String> {
         let Some((name, rest)) = rest.split_once(" resumed>") else {
             return Err("'<...' without 'resumed>': the line is cut off".into());
         };
-        return if is_name(name) { Ok(Body::Resumed { name, rest }) } else { Err(format!("no system call: {name:?}")) };
+        return if is_name(name) {
+            Ok(Body::Resumed { name, rest })
+        } else {
+            Err(format!("no system call: {name:?}"))
+        };
     }
     let Some((name, rest)) = rest.split_once('(').filter(|(name, _)| is_name(name)) else {
         return Err(format!("no line of strace: {:?}", shorten(rest)));
@@ -119,12 +134,18 @@ fn body(rest: &str) -> Result<Body<'_>, String> {
         return Ok(Body::Begin { name, args });
     }
     let (args, result) = split_result(rest)?;
-    Ok(Body::Whole { name, args, ret: result })
+    Ok(Body::Whole {
+        name,
+        args,
+        ret: result,
+    })
 }
 
 /// The arguments of a call whose line ends before the call did, or whose task strace let go of.
 fn unfinished(rest: &str) -> Option<&str> {
-    [" <unfinished ...>", " <detached ...>", "<unfinished ...>"].iter().find_map(|tail| rest.strip_suffix(tail))
+    [" <unfinished ...>", " <detached ...>", "<unfinished ...>"]
+        .iter()
+        .find_map(|tail| rest.strip_suffix(tail))
 }
 
 fn exit(rest: &str) -> Result<Body<'_>, String> {
@@ -132,16 +153,26 @@ fn exit(rest: &str) -> Result<Body<'_>, String> {
         return Err("an exit line that is cut off".into());
     };
     if let Some(by) = what.strip_prefix("superseded by execve in pid ") {
-        return by.trim().parse().map(|by| Body::Superseded { by }).map_err(|_| format!("no pid: {by:?}"));
+        return by
+            .trim()
+            .parse()
+            .map(|by| Body::Superseded { by })
+            .map_err(|_| format!("no pid: {by:?}"));
     }
     if what.starts_with("exited with ") || what.starts_with("killed by ") {
         return Ok(Body::Exit);
     }
-    Err(format!("an exit line that strace doesn't write: {:?}", shorten(what)))
+    Err(format!(
+        "an exit line that strace doesn't write: {:?}",
+        shorten(what)
+    ))
 }
 
 fn is_name(name: &str) -> bool {
-    !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'?')
+    !name.is_empty()
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'?')
 }
 
 /// Splits what follows `name(` at the parenthesis that closes the arguments: `(arguments, result)`.
@@ -163,10 +194,18 @@ fn closing(text: &str) -> Result<usize, String> {
     let (mut i, mut depth) = (0, 0_u32);
     while let Some(&b) = bytes.get(i) {
         match b {
-            b'"' => i = skip_string(bytes, i).ok_or("a string without its end: the line is cut off")?,
-            b'<' if opens_path(bytes, i) => i = skip_path(bytes, i).ok_or("a path without its end: the line is cut off")?,
+            b'"' => {
+                i = skip_string(bytes, i).ok_or("a string without its end: the line is cut off")?;
+            }
+            b'<' if opens_path(bytes, i) => {
+                i = skip_path(bytes, i).ok_or("a path without its end: the line is cut off")?;
+            }
             b'/' if bytes.get(i + 1) == Some(&b'*') => {
-                i = text[i..].find("*/").ok_or("a comment without its end: the line is cut off")? + i + 1;
+                i = text[i..]
+                    .find("*/")
+                    .ok_or("a comment without its end: the line is cut off")?
+                    + i
+                    + 1;
             }
             b'(' | b'[' | b'{' => depth += 1,
             b')' if depth == 0 => return Ok(i),
@@ -206,7 +245,10 @@ mod tests {
     use super::*;
 
     fn whole<'a>(pid: Option<u32>, name: &'a str, args: &'a str, ret: &'a str) -> Line<'a> {
-        Line { pid, body: Body::Whole { name, args, ret } }
+        Line {
+            pid,
+            body: Body::Whole { name, args, ret },
+        }
     }
 
     #[test]
@@ -217,13 +259,20 @@ mod tests {
             ("[pid   123] 12:00:01.000123 brk(NULL) = 0x1000", Some(123)),
             ("123 1764494000.123456 brk(NULL) = 0x1000", Some(123)),
             ("123 12:00:01 brk(NULL) = 0x1000", Some(123)),
-            ("123 12:00:01.123456 (+     0.000123) brk(NULL) = 0x1000", Some(123)),
+            (
+                "123 12:00:01.123456 (+     0.000123) brk(NULL) = 0x1000",
+                Some(123),
+            ),
             ("123      0.000123 brk(NULL) = 0x1000", Some(123)),
             ("1764494000.123456 brk(NULL) = 0x1000", None),
             ("     0.000123 brk(NULL) = 0x1000", None),
             ("brk(NULL) = 0x1000", None),
         ] {
-            assert_eq!(parse(text), Ok(whole(pid, "brk", "NULL", "0x1000")), "{text}");
+            assert_eq!(
+                parse(text),
+                Ok(whole(pid, "brk", "NULL", "0x1000")),
+                "{text}"
+            );
         }
     }
 
@@ -232,26 +281,63 @@ mod tests {
         let body = |text| parse(text).unwrap().body;
         assert_eq!(
             body("1 munmap(0x7000, 36211 <unfinished ...>"),
-            Body::Begin { name: "munmap", args: "0x7000, 36211" }
+            Body::Begin {
+                name: "munmap",
+                args: "0x7000, 36211"
+            }
         );
-        assert_eq!(body("1 vfork( <unfinished ...>"), Body::Begin { name: "vfork", args: "" });
-        assert_eq!(body("1 <... munmap resumed>)  = 0"), Body::Resumed { name: "munmap", rest: ")  = 0" });
+        assert_eq!(
+            body("1 vfork( <unfinished ...>"),
+            Body::Begin {
+                name: "vfork",
+                args: ""
+            }
+        );
+        assert_eq!(
+            body("1 <... munmap resumed>)  = 0"),
+            Body::Resumed {
+                name: "munmap",
+                rest: ")  = 0"
+            }
+        );
         assert_eq!(body("1 --- SIGCHLD {si_signo=SIGCHLD} ---"), Body::Signal);
         assert_eq!(body("1 +++ exited with 0 +++"), Body::Exit);
-        assert_eq!(body("1 +++ killed by SIGSEGV (core dumped) +++"), Body::Exit);
-        assert_eq!(body("1 +++ superseded by execve in pid 77 +++"), Body::Superseded { by: 77 });
+        assert_eq!(
+            body("1 +++ killed by SIGSEGV (core dumped) +++"),
+            Body::Exit
+        );
+        assert_eq!(
+            body("1 +++ superseded by execve in pid 77 +++"),
+            Body::Superseded { by: 77 }
+        );
         assert_eq!(body("strace: Process 5 attached"), Body::Note);
     }
 
     #[test]
     fn arguments_end_at_their_own_parenthesis() {
         for (text, args, ret) in [
-            (r#"open("a) = 1\")", O_RDONLY) = 3</x)y>"#, r#""a) = 1\")", O_RDONLY"#, "3</x)y>"),
+            (
+                r#"open("a) = 1\")", O_RDONLY) = 3</x)y>"#,
+                r#""a) = 1\")", O_RDONLY"#,
+                "3</x)y>",
+            ),
             ("f(3</a (b)>(deleted), 0) = 0", "3</a (b)>(deleted), 0", "0"),
-            ("f(0x66 /* MADV_??? :) */, 1<<12) = 0", "0x66 /* MADV_??? :) */, 1<<12", "0"),
-            ("f({a=[1, 2], b=makedev(0x1, 0x3)}, 88) = 125", "{a=[1, 2], b=makedev(0x1, 0x3)}, 88", "125"),
+            (
+                "f(0x66 /* MADV_??? :) */, 1<<12) = 0",
+                "0x66 /* MADV_??? :) */, 1<<12",
+                "0",
+            ),
+            (
+                "f({a=[1, 2], b=makedev(0x1, 0x3)}, 88) = 125",
+                "{a=[1, 2], b=makedev(0x1, 0x3)}, 88",
+                "125",
+            ),
             ("f(4<UNIX:[1->2]>) = 0", "4<UNIX:[1->2]>", "0"),
-            ("f() = ? ERESTARTSYS (To be restarted)", "", "? ERESTARTSYS (To be restarted)"),
+            (
+                "f() = ? ERESTARTSYS (To be restarted)",
+                "",
+                "? ERESTARTSYS (To be restarted)",
+            ),
         ] {
             let name = text.split('(').next().unwrap();
             assert_eq!(parse(text), Ok(whole(None, name, args, ret)), "{text}");
@@ -275,7 +361,17 @@ mod tests {
 
     #[test]
     fn garbage_is_an_error() {
-        for text in ["", "hello", "15571", "15571 ", "()", "123 (x) = 1", "1 <... munmap", "1 +++ what +++", "\u{0}\u{1}"] {
+        for text in [
+            "",
+            "hello",
+            "15571",
+            "15571 ",
+            "()",
+            "123 (x) = 1",
+            "1 <... munmap",
+            "1 +++ what +++",
+            "\u{0}\u{1}",
+        ] {
             assert!(parse(text).is_err(), "{text:?}");
         }
     }

@@ -90,18 +90,28 @@ impl Log {
             if raw.trim().is_empty() {
                 continue;
             }
-            builder.line(number, raw).map_err(|why| ReplayError::line(path, number, why))?;
+            builder
+                .line(number, raw)
+                .map_err(|why| ReplayError::line(path, number, why))?;
         }
         if !text.is_empty() && !text.ends_with('\n') {
-            return Err(ReplayError::line(path, number, "the last line has no end: the log is cut off"));
+            return Err(ReplayError::line(
+                path,
+                number,
+                "the last line has no end: the log is cut off",
+            ));
         }
         builder.log.lines = number;
-        builder.finish().map_err(|(line, why)| ReplayError::line(path, line, why))
+        builder
+            .finish()
+            .map_err(|(line, why)| ReplayError::line(path, line, why))
     }
 
     /// Whether the log has calls that open files: without them two descriptors of one path may be one file or two.
     pub fn follows_files(&self) -> bool {
-        self.calls.iter().any(|c| matches!(c.call, Call::Open { .. } | Call::Close { .. }))
+        self.calls
+            .iter()
+            .any(|c| matches!(c.call, Call::Open { .. } | Call::Close { .. }))
     }
 }
 
@@ -152,14 +162,28 @@ impl Builder {
         }
     }
 
-    fn whole(&mut self, number: u64, pid: u32, name: &str, args: &str, ret: &str) -> Result<(), String> {
+    fn whole(
+        &mut self,
+        number: u64,
+        pid: u32,
+        name: &str,
+        args: &str,
+        ret: &str,
+    ) -> Result<(), String> {
         let Some(call) = decode::call(name, args)? else {
             self.unknown(number, pid, name);
             return Ok(());
         };
         let ret = decode::ret(ret).map_err(|why| format!("{name}: {why}"))?;
         let id = self.log.calls.len();
-        self.log.calls.push(CallRecord { pid, name: name.to_owned(), call, ret, begin: number, end: Some(number) });
+        self.log.calls.push(CallRecord {
+            pid,
+            name: name.to_owned(),
+            call,
+            ret,
+            begin: number,
+            end: Some(number),
+        });
         self.event(number, Event::Begin(id));
         self.event(number, Event::End(id));
         Ok(())
@@ -170,7 +194,14 @@ impl Builder {
         let call = known.then(|| {
             let id = self.log.calls.len();
             let (name, call) = (name.to_owned(), Call::Neutral);
-            self.log.calls.push(CallRecord { pid, name, call, ret: Ret::Unknown, begin: number, end: None });
+            self.log.calls.push(CallRecord {
+                pid,
+                name,
+                call,
+                ret: Ret::Unknown,
+                begin: number,
+                end: None,
+            });
             id
         });
         if !known {
@@ -178,7 +209,16 @@ impl Builder {
         }
         let event = self.log.events.len();
         self.event(number, call.map_or(Event::Seen(pid), Event::Begin));
-        self.open.insert(pid, Open { name: name.to_owned(), args: args.to_owned(), begin: number, event, call });
+        self.open.insert(
+            pid,
+            Open {
+                name: name.to_owned(),
+                args: args.to_owned(),
+                begin: number,
+                event,
+                call,
+            },
+        );
     }
 
     fn resumed(&mut self, number: u64, pid: u32, name: &str, rest: &str) -> Result<(), String> {
@@ -187,7 +227,10 @@ impl Builder {
             return Ok(());
         };
         if open.name != name {
-            return Err(format!("{name} resumed, but {} on line {} is what task {pid} was in", open.name, open.begin));
+            return Err(format!(
+                "{name} resumed, but {} on line {} is what task {pid} was in",
+                open.name, open.begin
+            ));
         }
         let text = format!("{}{}", open.args, rest);
         let (args, result) = line::split_result(&text)?;
@@ -217,7 +260,12 @@ impl Builder {
         // exit() never comes back; of others some arguments may be missing, and then nothing is done for them.
         let call = decode::call(&open.name, &open.args).ok().flatten();
         self.log.calls[id].call = call.unwrap_or(Call::Neutral);
-        debug_assert!(self.log.events.get(open.event).is_some_and(|(_, e)| *e == Event::Begin(id)));
+        debug_assert!(
+            self.log
+                .events
+                .get(open.event)
+                .is_some_and(|(_, e)| *e == Event::Begin(id))
+        );
     }
 
     fn unknown(&mut self, number: u64, pid: u32, name: &str) {
@@ -240,7 +288,10 @@ impl Builder {
             self.leave_open(&o);
         }
         if self.log.calls.is_empty() {
-            return Err((self.log.lines.max(1), "no call that matters in the whole log".into()));
+            return Err((
+                self.log.lines.max(1),
+                "no call that matters in the whole log".into(),
+            ));
         }
         Ok(self.log)
     }
@@ -265,15 +316,24 @@ mod tests {
         let spans: Vec<_> = log.calls.iter().map(|c| (c.pid, c.begin, c.end)).collect();
         assert_eq!(spans, [(1, 1, Some(4)), (2, 2, Some(3)), (2, 5, Some(6))]);
         let events: Vec<_> = log.events.iter().map(|e| e.1).collect();
-        assert_eq!(events, [
-            Event::Begin(0),
-            Event::Begin(1),
-            Event::End(1),
-            Event::End(0),
-            Event::Begin(2),
-            Event::End(2)
-        ]);
-        assert_eq!(log.calls[2].call, Call::Rlimit { resource: 3, soft: None });
+        assert_eq!(
+            events,
+            [
+                Event::Begin(0),
+                Event::Begin(1),
+                Event::End(1),
+                Event::End(0),
+                Event::Begin(2),
+                Event::End(2)
+            ]
+        );
+        assert_eq!(
+            log.calls[2].call,
+            Call::Rlimit {
+                resource: 3,
+                soft: None
+            }
+        );
     }
 
     #[test]
@@ -297,14 +357,32 @@ mod tests {
     #[test]
     fn damage_is_an_error_with_its_line() {
         for (text, why) in [
-            ("1 brk(NULL) = 0x1000\n1 brk(NULL", "t:2: no closing parenthesis: the line is cut off"),
-            ("1 brk(NULL) = 0x1000\n1 brk(NULL) = 0x10", "t:2: the last line has no end: the log is cut off"),
-            ("1 brk(NULL) = 0x10zz\n", "t:1: brk: no result of a call: \"0x10zz\""),
-            ("1 brk(0xq) = 0x1000\n", "t:1: brk: argument 1: \"0xq\" is neither a number nor a constant known here"),
-            ("1 brk(NULL <unfinished ...>\n1 <... mmap resumed>) = 0\n", "t:2: mmap resumed, but brk on line 1 is what task 1 was in"),
+            (
+                "1 brk(NULL) = 0x1000\n1 brk(NULL",
+                "t:2: no closing parenthesis: the line is cut off",
+            ),
+            (
+                "1 brk(NULL) = 0x1000\n1 brk(NULL) = 0x10",
+                "t:2: the last line has no end: the log is cut off",
+            ),
+            (
+                "1 brk(NULL) = 0x10zz\n",
+                "t:1: brk: no result of a call: \"0x10zz\"",
+            ),
+            (
+                "1 brk(0xq) = 0x1000\n",
+                "t:1: brk: argument 1: \"0xq\" is neither a number nor a constant known here",
+            ),
+            (
+                "1 brk(NULL <unfinished ...>\n1 <... mmap resumed>) = 0\n",
+                "t:2: mmap resumed, but brk on line 1 is what task 1 was in",
+            ),
             ("\u{1}\u{2}\n", "t:1: no line of strace: \"\\u{1}\\u{2}\""),
             ("", "t:1: no call that matters in the whole log"),
-            ("1 +++ exited with 0 +++\n", "t:1: no call that matters in the whole log"),
+            (
+                "1 +++ exited with 0 +++\n",
+                "t:1: no call that matters in the whole log",
+            ),
         ] {
             assert_eq!(parse(text).unwrap_err(), why);
         }

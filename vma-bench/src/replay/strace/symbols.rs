@@ -44,7 +44,11 @@ pub const MAP: Table = &[
 ];
 
 /// `flags` of mremap.
-pub const MREMAP: Table = &[("MREMAP_MAYMOVE", 1), ("MREMAP_FIXED", 2), ("MREMAP_DONTUNMAP", 4)];
+pub const MREMAP: Table = &[
+    ("MREMAP_MAYMOVE", 1),
+    ("MREMAP_FIXED", 2),
+    ("MREMAP_DONTUNMAP", 4),
+];
 
 /// `advice` of madvise.
 pub const MADV: Table = &[
@@ -225,7 +229,10 @@ pub fn eval(text: &str, table: Table) -> Result<u64, String> {
 fn product(text: &str, table: Table) -> Result<u64, String> {
     if let Some((base, shift)) = text.split_once("<<") {
         let (base, shift) = (product(base.trim(), table)?, product(shift.trim(), table)?);
-        return Ok(u32::try_from(shift).ok().and_then(|s| base.checked_shl(s)).unwrap_or(0));
+        return Ok(u32::try_from(shift)
+            .ok()
+            .and_then(|s| base.checked_shl(s))
+            .unwrap_or(0));
     }
     let mut value = 1_u64;
     for factor in text.split('*') {
@@ -241,7 +248,12 @@ fn atom(text: &str, table: Table) -> Result<u64, String> {
     if let Some(&(_, value)) = table.iter().find(|(name, _)| *name == text) {
         return Ok(value);
     }
-    number(text).ok_or_else(|| format!("{:?} is neither a number nor a constant known here", shorten(text)))
+    number(text).ok_or_else(|| {
+        format!(
+            "{:?} is neither a number nor a constant known here",
+            shorten(text)
+        )
+    })
 }
 
 /// A number as C writes it: decimal, `0x`, octal with a leading zero, negative.
@@ -260,7 +272,11 @@ pub fn number(text: &str) -> Option<u64> {
 
 fn digits(text: &str, radix: u32) -> Option<u64> {
     // from_str_radix takes a sign, C doesn't here.
-    if text.starts_with(['+', '-']) { None } else { u64::from_str_radix(text, radix).ok() }
+    if text.starts_with(['+', '-']) {
+        None
+    } else {
+        u64::from_str_radix(text, radix).ok()
+    }
 }
 
 fn without_comments(text: &str) -> String {
@@ -300,7 +316,18 @@ mod tests {
 
     #[test]
     fn what_has_no_value_is_an_error() {
-        for text in ["PROT_NEW", "0xzz", "12a", "99999999999999999999", "0x", "-", "08", "+5", "0x+5", "--"] {
+        for text in [
+            "PROT_NEW",
+            "0xzz",
+            "12a",
+            "99999999999999999999",
+            "0x",
+            "-",
+            "08",
+            "+5",
+            "0x+5",
+            "--",
+        ] {
             assert!(eval(text, PROT).is_err(), "{text}");
         }
     }

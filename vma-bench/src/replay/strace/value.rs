@@ -69,12 +69,19 @@ pub fn parse_list(text: &str) -> Result<Vec<Value>, String> {
         return Ok(Vec::new());
     }
     let list = list(0, &mut rest).map_err(|_| wrong(text, rest))?;
-    if rest.trim().is_empty() { Ok(list) } else { Err(wrong(text, rest)) }
+    if rest.trim().is_empty() {
+        Ok(list)
+    } else {
+        Err(wrong(text, rest))
+    }
 }
 
 fn wrong(text: &str, rest: &str) -> String {
     let at = text.len().saturating_sub(rest.len());
-    format!("arguments that can't be read from column {at} on: {:?}", super::line::shorten(rest))
+    format!(
+        "arguments that can't be read from column {at} on: {:?}",
+        super::line::shorten(rest)
+    )
 }
 
 fn list(depth: u32, input: &mut &str) -> Parsed<Vec<Value>> {
@@ -93,7 +100,11 @@ fn value(depth: u32, input: &mut &str) -> Parsed<Value> {
     if depth > MAX_DEPTH {
         return fail.parse_next(input);
     }
-    let first = alt((|i: &mut &str| named(depth, i), |i: &mut &str| plain(depth, i))).parse_next(input)?;
+    let first = alt((
+        |i: &mut &str| named(depth, i),
+        |i: &mut &str| plain(depth, i),
+    ))
+    .parse_next(input)?;
     comments(input)?;
     if opt((spaces, "=>", spaces)).parse_next(input)?.is_some() {
         let after = value(depth + 1, input)?;
@@ -104,7 +115,8 @@ fn value(depth: u32, input: &mut &str) -> Parsed<Value> {
 
 /// `name=value`, not `a=>b` and not `a==b`.
 fn named(depth: u32, input: &mut &str) -> Parsed<Value> {
-    let name = take_while(1.., |c: char| c.is_ascii_alphanumeric() || c == '_').parse_next(input)?;
+    let name =
+        take_while(1.., |c: char| c.is_ascii_alphanumeric() || c == '_').parse_next(input)?;
     "=".parse_next(input)?;
     peek(any.verify(|c| *c != '>' && *c != '=')).parse_next(input)?;
     let inner = value(depth + 1, input)?;
@@ -117,18 +129,31 @@ fn plain(depth: u32, input: &mut &str) -> Parsed<Value> {
         string,
         |i: &mut &str| bracketed(depth, "{", "}", i).map(Value::Struct),
         |i: &mut &str| bracketed(depth, "[", "]", i).map(Value::Array),
-        |i: &mut &str| preceded("~", |i: &mut &str| bracketed(depth, "[", "]", i)).map(Value::Array).parse_next(i),
+        |i: &mut &str| {
+            preceded("~", |i: &mut &str| bracketed(depth, "[", "]", i))
+                .map(Value::Array)
+                .parse_next(i)
+        },
         "...".value(Value::More),
         word,
     ))
     .parse_next(input)
 }
 
-fn bracketed(depth: u32, open: &'static str, close: &'static str, input: &mut &str) -> Parsed<Vec<Value>> {
+fn bracketed(
+    depth: u32,
+    open: &'static str,
+    close: &'static str,
+    input: &mut &str,
+) -> Parsed<Vec<Value>> {
     (open, spaces).parse_next(input)?;
     // Signal sets are separated by blanks: [INT TERM].
-    let items = separated(0.., move |i: &mut &str| value(depth + 1, i), alt((comma, take_while(1.., ' '))))
-        .parse_next(input)?;
+    let items = separated(
+        0..,
+        move |i: &mut &str| value(depth + 1, i),
+        alt((comma, take_while(1.., ' '))),
+    )
+    .parse_next(input)?;
     (spaces, cut_err(close)).parse_next(input)?;
     Ok(items)
 }
@@ -138,12 +163,17 @@ fn string(input: &mut &str) -> Parsed<Value> {
     let mut raw = String::new();
     loop {
         raw.push_str(take_till(0.., ('"', '\\')).parse_next(input)?);
-        if any.parse_next(input)? == '"' { break }
+        if any.parse_next(input)? == '"' {
+            break;
+        }
         raw.push('\\');
         raw.push(any.parse_next(input)?);
     }
     let cut = opt("...").parse_next(input)?.is_some();
-    Ok(Value::Str { text: unescape(&raw), cut })
+    Ok(Value::Str {
+        text: unescape(&raw),
+        cut,
+    })
 }
 
 /// A word with what may follow it: operators, a call-like suffix, a path.
@@ -153,15 +183,23 @@ fn word(input: &mut &str) -> Parsed<Value> {
         return Ok(Value::Word(text));
     }
     let path = path_text(input)?;
-    let deleted = opt(alt((" (deleted)", "(deleted)"))).parse_next(input)?.is_some();
-    Ok(Value::Fd { word: text, path: unescape(path), deleted })
+    let deleted = opt(alt((" (deleted)", "(deleted)")))
+        .parse_next(input)?
+        .is_some();
+    Ok(Value::Fd {
+        word: text,
+        path: unescape(path),
+        deleted,
+    })
 }
 
 /// Everything up to the `>` that isn't part of `->`.
 fn path_text<'a>(input: &mut &'a str) -> Parsed<&'a str> {
     let bytes = input.as_bytes();
     let end = (0..bytes.len()).find(|&i| bytes[i] == b'>' && (i == 0 || bytes[i - 1] != b'-'));
-    let Some(end) = end else { return fail.parse_next(input) };
+    let Some(end) = end else {
+        return fail.parse_next(input);
+    };
     let path = &input[..end];
     *input = &input[end + 1..];
     Ok(path)
@@ -176,20 +214,30 @@ fn expression(input: &mut &str) -> Parsed<()> {
 }
 
 fn operator<'a>(input: &mut &'a str) -> Parsed<&'a str> {
-    (spaces, alt(("||", "|", "*", "<<", "+")), spaces).take().parse_next(input)
+    (spaces, alt(("||", "|", "*", "<<", "+")), spaces)
+        .take()
+        .parse_next(input)
 }
 
 fn term(input: &mut &str) -> Parsed<()> {
     opt(alt(("-", "~"))).parse_next(input)?;
-    take_while(1.., |c: char| c.is_ascii_alphanumeric() || "_?.@:/".contains(c)).parse_next(input)?;
+    take_while(1.., |c: char| {
+        c.is_ascii_alphanumeric() || "_?.@:/".contains(c)
+    })
+    .parse_next(input)?;
     if input.starts_with('(') && !input.starts_with("(deleted)") {
-        ("(", take_till(0.., ('(', ')')), ")").take().parse_next(input)?;
+        ("(", take_till(0.., ('(', ')')), ")")
+            .take()
+            .parse_next(input)?;
     }
     comments(input)
 }
 
 fn comments(input: &mut &str) -> Parsed<()> {
-    while opt((spaces, "/*", take_until(0.., "*/"), "*/", spaces)).parse_next(input)?.is_some() {}
+    while opt((spaces, "/*", take_until(0.., "*/"), "*/", spaces))
+        .parse_next(input)?
+        .is_some()
+    {}
     Ok(())
 }
 
@@ -220,10 +268,17 @@ fn unescape(raw: &str) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-fn digits(bytes: &mut std::iter::Peekable<std::str::Bytes<'_>>, radix: u32, most: u32, first: u8) -> u8 {
+fn digits(
+    bytes: &mut std::iter::Peekable<std::str::Bytes<'_>>,
+    radix: u32,
+    most: u32,
+    first: u8,
+) -> u8 {
     let mut value = u32::from(first);
     for _ in 0..most {
-        let Some(d) = bytes.peek().and_then(|&b| char::from(b).to_digit(radix)) else { break };
+        let Some(d) = bytes.peek().and_then(|&b| char::from(b).to_digit(radix)) else {
+            break;
+        };
         value = value * radix + d;
         bytes.next();
     }
@@ -247,19 +302,49 @@ mod tests {
     #[test]
     fn words_descriptors_and_strings() {
         assert_eq!(
-            parse_list("0x7000, -1, PROT_READ|PROT_EXEC, 8192*1024, 0x66 /* MADV_??? */, 0600").unwrap(),
-            ["0x7000", "-1", "PROT_READ|PROT_EXEC", "8192*1024", "0x66 /* MADV_??? */", "0600"].map(word)
+            parse_list("0x7000, -1, PROT_READ|PROT_EXEC, 8192*1024, 0x66 /* MADV_??? */, 0600")
+                .unwrap(),
+            [
+                "0x7000",
+                "-1",
+                "PROT_READ|PROT_EXEC",
+                "8192*1024",
+                "0x66 /* MADV_??? */",
+                "0600"
+            ]
+            .map(word)
         );
         assert_eq!(
             one("3</memfd:ring>(deleted)"),
-            Value::Fd { word: "3".into(), path: "/memfd:ring".into(), deleted: true }
+            Value::Fd {
+                word: "3".into(),
+                path: "/memfd:ring".into(),
+                deleted: true
+            }
         );
         assert_eq!(
             one("AT_FDCWD</tmp/a\\76b>"),
-            Value::Fd { word: "AT_FDCWD".into(), path: "/tmp/a>b".into(), deleted: false }
+            Value::Fd {
+                word: "AT_FDCWD".into(),
+                path: "/tmp/a>b".into(),
+                deleted: false
+            }
         );
-        assert_eq!(one(r#""a\"b\n\1012"..."#), Value::Str { text: "a\"b\nA2".into(), cut: true });
-        assert_eq!(one("4<UNIX:[1->2]>"), Value::Fd { word: "4".into(), path: "UNIX:[1->2]".into(), deleted: false });
+        assert_eq!(
+            one(r#""a\"b\n\1012"..."#),
+            Value::Str {
+                text: "a\"b\nA2".into(),
+                cut: true
+            }
+        );
+        assert_eq!(
+            one("4<UNIX:[1->2]>"),
+            Value::Fd {
+                word: "4".into(),
+                path: "UNIX:[1->2]".into(),
+                deleted: false
+            }
+        );
     }
 
     #[test]
@@ -270,10 +355,19 @@ mod tests {
         assert_eq!(list[0].field("flags"), Some(&word("CLONE_VM|CLONE_VFORK")));
         assert_eq!(list[0].field("none"), None);
         let io = one("{flags=0, sq_off={head=0, tail=4}, features=IORING_FEAT_NODROP|0x3e000}");
-        assert_eq!(io.field("sq_off").and_then(|s| s.field("tail")), Some(&word("4")));
-        assert_eq!(one("[INT TERM]"), Value::Array(vec![word("INT"), word("TERM")]));
+        assert_eq!(
+            io.field("sq_off").and_then(|s| s.field("tail")),
+            Some(&word("4"))
+        );
+        assert_eq!(
+            one("[INT TERM]"),
+            Value::Array(vec![word("INT"), word("TERM")])
+        );
         assert_eq!(one("[0x7fff]"), Value::Array(vec![word("0x7fff")]));
-        assert_eq!(parse_list("child_stack=NULL, flags=SIGCHLD").unwrap().len(), 2);
+        assert_eq!(
+            parse_list("child_stack=NULL, flags=SIGCHLD").unwrap().len(),
+            2
+        );
     }
 
     #[test]

@@ -1,0 +1,19 @@
+//! `vma-bench`: replays recorded programs on the library and measures it beside its peers.
+#![deny(unsafe_code)]
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use vma_bench::{
+    cli::{Cli, Command},
+    peers, replay,
+};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match cli.command {
+        None => replay::bundled::run(&cli.bundled),
+        Some(Command::Replay(args)) => replay::run(&args),
+        Some(Command::Peers(args)) => peers::run(&args),
+    }
+}
