@@ -45,6 +45,10 @@ errnos! {
 }
 
 impl Errno {
+    pub(crate) const fn from_raw(number: u16) -> Self {
+        Errno(number)
+    }
+
     /// The number as Linux has it.
     pub const fn raw(self) -> i32 {
         self.0 as i32

@@ -20,6 +20,7 @@ use crate::merge::{Kind, Merge, Proposal, decide};
 use crate::vma::{Extras, Placed, Vma, same_hooks};
 
 use super::Stats;
+use super::placement::Ground;
 
 /// A VMA of a draft.
 #[derive(Clone, Debug)]
@@ -66,15 +67,18 @@ pub(super) struct Changes {
 
 pub(super) struct Draft<'a> {
     view: View<'a, Vma>,
+    /// Starts of the base's mappings that keep a gap below them.
+    guarded: &'a [u64],
     pub(super) config: &'a SpaceConfig,
     pub(super) pages: Pages,
     changes: Changes,
 }
 
 impl<'a> Draft<'a> {
-    pub(super) fn new(view: View<'a, Vma>, config: &'a SpaceConfig, totals: Totals) -> Self {
+    pub(super) fn new(view: View<'a, Vma>, guarded: &'a [u64], config: &'a SpaceConfig, totals: Totals) -> Self {
         Draft {
             view,
+            guarded,
             config,
             pages: config.pages(),
             changes: Changes { totals, ..Changes::default() },
@@ -94,10 +98,10 @@ impl<'a> Draft<'a> {
         &mut self.changes.totals
     }
 
-    /// The layout that lies under the draft. Only for searches made before the first edit.
-    pub(super) fn base(&self) -> View<'a, Vma> {
+    /// What places are searched in: the layout under the draft, before the first edit.
+    pub(super) fn ground(&self) -> Ground<'a> {
         debug_assert!(self.is_untouched(), "gap searches need an untouched draft");
-        self.view
+        Ground { view: self.view, guarded: self.guarded, config: self.config }
     }
 
     pub(super) fn is_untouched(&self) -> bool {
@@ -159,7 +163,7 @@ impl<'a> Draft<'a> {
 
     /// The first VMA that intersects the range.
     pub(super) fn first_in(&self, start: u64, end: u64) -> Option<Placed<'_>> {
-        self.next(start).filter(|vma| vma.start < end)
+        self.next(start).filter(|vma| start < end && vma.start < end)
     }
 
     fn placed<'p>(&self, start: u64, end: u64, vma: &'p Vma) -> Placed<'p> {

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use vma_rcu::tree::Record as _;
+
 use super::{AddressSpace, Inner, WriteGuard};
 use crate::accounting::{Totals, check_commit};
 use crate::anon::{AnonId, AnonIds};
@@ -104,6 +106,7 @@ impl<B: Backend> WriteGuard<'_, B> {
         }
         let parent = self.inner();
         let inner = child.inner.get_mut();
+        inner.guarded = entries.iter().filter(|(_, vma)| vma.start_gap() > 0).map(|(range, _)| range.start).collect();
         let built = child.tree.build(&mut inner.writer, entries);
         inherit(inner, parent, copying);
         inner.totals = totals;

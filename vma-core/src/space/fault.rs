@@ -123,7 +123,10 @@ impl<'a> Pager<'a> {
     /// Source: `__mm_populate()`, `populate_vma_page_range()`.
     fn populate(&mut self, start: u64, end: u64, ignore_errors: bool) -> Result<(), u64> {
         let mut at = start;
-        while let Some(vma) = self.next(at).filter(|vma| vma.start < end) {
+        while at < end {
+            let Some(vma) = self.next(at).filter(|vma| vma.start < end) else {
+                break;
+            };
             let from = vma.start.max(at);
             let to = vma.end.min(end);
             let result = self.populate_one(vma, from, to);

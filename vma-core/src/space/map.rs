@@ -90,6 +90,10 @@ pub enum MapError {
     /// `FIXED` with an unaligned address.
     #[error("fixed address {0:#x} isn't page-aligned")]
     UnalignedAddress(u64),
+    /// A fixed address of the last 4095 bytes: Linux takes it for an error number that some part of it returned, and
+    /// returns that.
+    #[error("a fixed address {0} bytes below the top is taken for error number {0}")]
+    ReadAsError(u16),
     /// Ends beyond the address space.
     #[error("{len:#x} bytes at {addr:#x} end beyond the address space")]
     BeyondLimit {
@@ -185,6 +189,7 @@ impl MapError {
             MapError::Access { .. } | MapError::AppendOnly | MapError::WriteExec => Errno::EACCES,
             MapError::NotMappable => Errno::ENODEV,
             MapError::Unsupported(_) => Errno::EOPNOTSUPP,
+            MapError::ReadAsError(number) => Errno::from_raw(number),
             MapError::Split(error) => error.errno(),
             MapError::Limit(error) => error.errno(),
             MapError::NoMemory(error) => error.errno(),
@@ -493,7 +498,7 @@ fn place_request(draft: &Draft<'_>, parsed: &Parsed<'_>, bits: VmaFlags) -> Resu
         huge_aligned,
         offset: if parsed.file.is_some() { draft.pages.bytes(parsed.pgoff) } else { 0 },
     };
-    place(draft.base(), config, &request).map_err(|error| place_error(error, parsed.hint, parsed.len, config))
+    place(&draft.ground(), &request).map_err(|error| place_error(error, parsed.hint, parsed.len, config))
 }
 
 /// The error of a failed placement.
@@ -503,6 +508,7 @@ pub(super) fn place_error(error: PlaceError, addr: u64, len: u64, config: &Space
         PlaceError::Unaligned => MapError::UnalignedAddress(addr),
         PlaceError::TooLow => MapError::TooLow { addr, min: config.mmap_min_addr },
         PlaceError::NoSpace => MapError::NoSpace(len),
+        PlaceError::ReadAsError(number) => MapError::ReadAsError(number),
     }
 }
 

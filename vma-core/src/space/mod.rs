@@ -46,7 +46,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use vma_rcu::reclaim::{Domain, Guard, Reader};
-use vma_rcu::tree::{RangeTree, Writer};
+use vma_rcu::tree::{RangeTree, Record as _, Writer};
 
 pub use self::advise::AdviseError;
 pub use self::brk::BrkError;
@@ -66,7 +66,7 @@ pub use self::stack::GrowError;
 pub use self::unmap::UnmapError;
 pub use self::view::VmaRef;
 
-use self::draft::{Changes, Draft, HookEvent, Piece};
+use self::draft::{Changes, Draft, HookEvent, Piece, Window};
 use crate::accounting::Totals;
 use crate::addr::Pages;
 use crate::anon::AnonIds;
@@ -133,6 +133,36 @@ struct Inner {
     /// An address inside `[stack]`.
     start_stack: Option<u64>,
     mdwe: MdweFlags,
+    /// Starts of the mappings that keep a gap free below them, ascending: a search passes over all that lies in such a
+    /// gap, which the index alone doesn't tell.
+    guarded: Vec<u64>,
+}
+
+impl Inner {
+    /// What a replaced window changes in `guarded`, if anything.
+    fn guard_edit(&self, window: &Window) -> Option<GuardEdit> {
+        let from = self.guarded.partition_point(|start| *start < window.start);
+        let to = self.guarded.partition_point(|start| *start < window.end);
+        let keeps_gap = |piece: &&Piece| piece.vma.start_gap() > 0;
+        if from == to && !window.pieces.iter().any(|piece| keeps_gap(&piece)) {
+            return None;
+        }
+        let starts = window.pieces.iter().filter(keeps_gap).map(|piece| piece.start).collect();
+        Some(GuardEdit { start: window.start, end: window.end, starts })
+    }
+
+    fn apply_guard_edit(&mut self, edit: GuardEdit) {
+        let from = self.guarded.partition_point(|start| *start < edit.start);
+        let to = self.guarded.partition_point(|start| *start < edit.end);
+        self.guarded.splice(from..to, edit.starts);
+    }
+}
+
+/// Mappings with a gap below them that a window holds from now on.
+struct GuardEdit {
+    start: u64,
+    end: u64,
+    starts: Vec<u64>,
 }
 
 impl AddressSpace<()> {
@@ -170,6 +200,7 @@ impl<B: Backend> AddressSpace<B> {
                 data_segment: 0,
                 start_stack: None,
                 mdwe: MdweFlags::empty(),
+                guarded: Vec::new(),
             }),
             config: ArcSwap::from_pointee(config),
             identities: Mutex::new(ids),
@@ -335,7 +366,7 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
     /// Starts planning.
     fn draft<'a>(&'a self, config: &'a SpaceConfig) -> Draft<'a> {
         let inner = self.inner();
-        Draft::new(self.space.tree.locked(&inner.writer), config, inner.totals)
+        Draft::new(self.space.tree.locked(&inner.writer), &inner.guarded, config, inner.totals)
     }
 
     /// Prepares and publishes. On an error nothing has changed.
@@ -347,6 +378,7 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
         }
         let told = if B::ACTIVE { prepare_backend(&space.backend, &changes)? } else { Vec::new() };
         let inner = self.inner_mut();
+        let guard_edits: Vec<_> = changes.windows.iter().filter_map(|window| inner.guard_edit(window)).collect();
         let mut transaction = space.tree.write(&mut inner.writer);
         for window in changes.windows {
             let entries = window.pieces.into_iter().map(|Piece { start, end, vma }| (start..end, vma));
@@ -354,6 +386,9 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
         }
         let prepared = transaction.prepare().map_err(|_| NoMemory)?;
         drop(prepared.commit());
+        for edit in guard_edits {
+            inner.apply_guard_edit(edit);
+        }
         inner.totals = changes.totals;
         inner.stats.add(changes.stats);
         inner.stats.publishes += 1;

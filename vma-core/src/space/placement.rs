@@ -1,6 +1,6 @@
 //! Where a mapping goes (Linux `get_unmapped_area`, x86-64).
 
-use vma_rcu::tree::{GapRequest, View};
+use vma_rcu::tree::{GapRequest, Record as _, View};
 
 use crate::addr::VmRange;
 use crate::flags::{MapFlags, VmaFlags};
@@ -10,6 +10,15 @@ use crate::vma::Vma;
 /// 32-bit mappings go here: enough for code of the small model.
 const LOW_WINDOW: VmRange = VmRange::new(0x4000_0000, 0x8000_0000);
 const FOUR_GIB: u64 = 1 << 32;
+
+/// What is searched.
+#[derive(Clone, Copy)]
+pub(super) struct Ground<'a> {
+    pub(super) view: View<'a, Vma>,
+    /// Starts of the mappings that keep a gap free below them, ascending.
+    pub(super) guarded: &'a [u64],
+    pub(super) config: &'a SpaceConfig,
+}
 
 /// What is looked for.
 #[derive(Clone, Copy, Debug)]
@@ -38,26 +47,31 @@ pub(super) enum PlaceError {
     TooLow,
     /// No gap is large enough.
     NoSpace,
+    /// The fixed address is a negative error number to the kernel, and comes out as that error.
+    ReadAsError(u16),
 }
 
+/// Addresses from here on look like `-errno` (`IS_ERR_VALUE`).
+const FIRST_ERROR: u64 = u64::MAX - 4094;
+
 /// Finds the address. A fixed one is checked, not searched.
-pub(super) fn place(
-    view: View<'_, Vma>,
-    config: &SpaceConfig,
-    request: &PlaceRequest,
-) -> Result<u64, PlaceError> {
+pub(super) fn place(ground: &Ground<'_>, request: &PlaceRequest) -> Result<u64, PlaceError> {
+    let config = ground.config;
     if request.len > config.task_size {
         return Err(PlaceError::BeyondLimit);
     }
     let addr = if request.flags.contains(MapFlags::FIXED) {
+        if request.hint >= FIRST_ERROR {
+            return Err(PlaceError::ReadAsError((request.hint.wrapping_neg()) as u16));
+        }
         request.hint
     } else if request.huge_aligned {
-        match huge_aligned(view, config, request) {
+        match huge_aligned(ground, request) {
             Some(addr) => addr,
-            None => search(view, config, request)?,
+            None => search(ground, request)?,
         }
     } else {
-        search(view, config, request)?
+        search(ground, request)?
     };
     check_fixed(config, addr, request.len)?;
     Ok(addr)
@@ -77,31 +91,34 @@ pub(super) fn check_fixed(config: &SpaceConfig, addr: u64, len: u64) -> Result<(
     Ok(())
 }
 
-fn search(view: View<'_, Vma>, config: &SpaceConfig, request: &PlaceRequest) -> Result<u64, PlaceError> {
+fn search(ground: &Ground<'_>, request: &PlaceRequest) -> Result<u64, PlaceError> {
+    let config = ground.config;
     let bottom_up = config.layout == Layout::BottomUp || request.flags.contains(MapFlags::BITS_32);
     if bottom_up {
-        return lowest(view, config, request);
+        return lowest(ground, request);
     }
-    if hint_is_free(view, config, request.hint, request.len, config.task_size) {
+    if hint_is_free(ground, request.hint, request.len, config.task_size) {
         return Ok(request.hint);
     }
     let low = if request.flags.contains(MapFlags::ABOVE4G) { FOUR_GIB } else { config.page_size };
     let window = VmRange::new(low.max(config.mmap_min_addr), config.base());
-    if let Some(addr) = highest_gap(view, config, request, window) {
+    if let Some(addr) = highest_gap(ground, request, window) {
         return Ok(addr);
     }
     // Better an odd place than a failure: from the legacy base up.
-    lowest(view, config, request)
+    lowest(ground, request)
 }
 
 /// Whether the hint can be had as it is: free, and clear of the next mapping's gap.
-fn hint_is_free(view: View<'_, Vma>, config: &SpaceConfig, hint: u64, len: u64, limit: u64) -> bool {
+fn hint_is_free(ground: &Ground<'_>, hint: u64, len: u64, limit: u64) -> bool {
     if hint == 0 || len > limit || hint > limit - len {
         return false;
     }
-    debug_assert!(config.pages().is_aligned(hint), "the caller rounds hints");
-    view.find_next(hint)
-        .is_none_or(|next| hint + len <= next.start.saturating_sub(vma_rcu::tree::Record::start_gap(next.value)))
+    debug_assert!(ground.config.pages().is_aligned(hint), "the caller rounds hints");
+    ground
+        .view
+        .find_next(hint)
+        .is_none_or(|next| hint + len <= next.start.saturating_sub(next.value.start_gap()))
 }
 
 /// Length to look for: a shadow stack keeps a page free below itself.
@@ -109,26 +126,49 @@ fn padded(config: &SpaceConfig, request: &PlaceRequest) -> u64 {
     if request.vma_flags.contains(VmaFlags::SHADOW_STACK) { config.page_size } else { 0 }
 }
 
-fn highest_gap(
-    view: View<'_, Vma>,
-    config: &SpaceConfig,
-    request: &PlaceRequest,
-    window: VmRange,
-) -> Option<u64> {
-    let gap = padded(config, request);
-    if window.is_empty() {
-        return None;
+/// The highest gap, as Linux finds it: where the mapping above a gap keeps a guard gap, the search goes on
+/// below that guard gap, past other gaps that lie inside it. Source: `unmapped_area_topdown()`.
+fn highest_gap(ground: &Ground<'_>, request: &PlaceRequest, window: VmRange) -> Option<u64> {
+    let gap = padded(ground.config, request);
+    let len = request.len.checked_add(gap)?;
+    let mut high = window.end;
+    loop {
+        if window.start >= high {
+            return None;
+        }
+        let found = ground.view.highest_gap(&GapRequest {
+            len,
+            // Gaps begin and end at page boundaries.
+            align: 1,
+            align_offset: 0,
+            window: window.start..high,
+        });
+        let reached = found.map_or(window.start, |addr| addr + len);
+        match passed_guard(ground, len, VmRange::new(window.start, high), reached) {
+            Some(below) => high = below,
+            None => return found.map(|addr| addr + gap),
+        }
     }
-    view.highest_gap(GapRequest {
-        len: request.len.checked_add(gap)?,
-        align: config.page_size,
-        align_offset: 0,
-        window: window.start..window.end,
-    })
-    .map(|addr| addr + gap)
 }
 
-fn lowest(view: View<'_, Vma>, config: &SpaceConfig, request: &PlaceRequest) -> Result<u64, PlaceError> {
+/// Where the search goes on if it meets a guarded mapping with a large enough gap before it gets down to `reached`.
+fn passed_guard(ground: &Ground<'_>, len: u64, window: VmRange, reached: u64) -> Option<u64> {
+    for start in ground.guarded.iter().rev() {
+        let gap_end = (*start).min(window.end);
+        if gap_end <= reached {
+            return None;
+        }
+        let gap_start = ground.view.find_prev(*start).map_or(0, |prev| prev.end).max(window.start);
+        let below = ground.view.find(*start).map_or(*start, |vma| start.saturating_sub(vma.value.start_gap()));
+        if gap_start < gap_end && gap_end - gap_start >= len && below < gap_end {
+            return Some(below);
+        }
+    }
+    None
+}
+
+fn lowest(ground: &Ground<'_>, request: &PlaceRequest) -> Result<u64, PlaceError> {
+    let config = ground.config;
     let window = if request.flags.contains(MapFlags::BITS_32) {
         LOW_WINDOW
     } else {
@@ -137,7 +177,7 @@ fn lowest(view: View<'_, Vma>, config: &SpaceConfig, request: &PlaceRequest) -> 
     if request.len > window.end {
         return Err(PlaceError::NoSpace);
     }
-    if hint_is_free(view, config, request.hint, request.len, window.end) {
+    if hint_is_free(ground, request.hint, request.len, window.end) {
         return Ok(request.hint);
     }
     let low = window.start.max(config.mmap_min_addr);
@@ -146,9 +186,10 @@ fn lowest(view: View<'_, Vma>, config: &SpaceConfig, request: &PlaceRequest) -> 
     }
     let gap = padded(config, request);
     let len = request.len.checked_add(gap).ok_or(PlaceError::NoSpace)?;
-    view.lowest_gap(GapRequest {
+    ground.view.lowest_gap(&GapRequest {
         len,
-        align: config.page_size,
+        // Gaps begin and end at page boundaries.
+        align: 1,
         align_offset: 0,
         window: low..window.end,
     })
@@ -157,7 +198,8 @@ fn lowest(view: View<'_, Vma>, config: &SpaceConfig, request: &PlaceRequest) -> 
 }
 
 /// Looks for a place with room to align, and takes the aligned slot in it. Source: `__thp_get_unmapped_area()`.
-fn huge_aligned(view: View<'_, Vma>, config: &SpaceConfig, request: &PlaceRequest) -> Option<u64> {
+fn huge_aligned(ground: &Ground<'_>, request: &PlaceRequest) -> Option<u64> {
+    let config = ground.config;
     let size = config.huge_page_size;
     let mask = size - 1;
     let end = request.offset.checked_add(request.len)?;
@@ -169,7 +211,7 @@ fn huge_aligned(view: View<'_, Vma>, config: &SpaceConfig, request: &PlaceReques
     if len > config.task_size || request.offset.checked_add(len).is_none() {
         return None;
     }
-    let found = search(view, config, &PlaceRequest { len, ..*request }).ok()?;
+    let found = search(ground, &PlaceRequest { len, ..*request }).ok()?;
     check_fixed(config, found, len).ok()?;
     if found == request.hint {
         return Some(found);

@@ -248,7 +248,8 @@ fn check_source(draft: &Draft<'_>, remap: &Remap) -> Result<(), RemapError> {
     if remap.keep_source && fixed_size {
         return Err(RemapError::NotShared(range));
     }
-    if remap.old_len == remap.new_len && !remap.names_destination() {
+    if remap.new_len <= remap.old_len && !remap.names_destination() {
+        // What lies behind the first page isn't looked at.
         return Ok(());
     }
     if remap.old_len.min(remap.new_len) > range.end - remap.addr {
@@ -371,7 +372,7 @@ fn destination(draft: &Draft<'_>, vma: Placed<'_>, remap: &Remap) -> Result<u64,
         huge_aligned,
         offset,
     };
-    place(draft.base(), config, &request)
+    place(&draft.ground(), &request)
         .map_err(|error| RemapError::Place(place_error(error, hint, remap.new_len, config)))
 }
 
@@ -460,7 +461,7 @@ fn move_all(draft: &mut Draft<'_>, remap: &Remap) -> Result<Done, RemapError> {
         if !moves_in_company(vma) && (last_end.is_some() || range.end < end) {
             return Err(RemapError::MovesAlone(range));
         }
-        let gap = last_end.map_or(0, |last| range.start - last);
+        let gap = last_end.map_or(0, |last| range.start.saturating_sub(last));
         let one = Remap { addr: from, old_len: len, new_len: len, new_addr: target + gap, ..*remap };
         check_source(draft, &one)?;
         remap_to(draft, one)?;
