@@ -116,9 +116,10 @@ impl<T: Record> Bulk<'_, '_, T> {
             let start = range.start;
             leaf.slots[len] = Slot { start, record };
             leaf.ends[len] = range.end;
-            leaf.guarded |= u64::from(guarded) << len;
+            leaf.guarded |= u32::from(guarded) << len;
             last = range.end;
             len += 1;
+            leaf.len = len as u32;
         }
         let gap = leaf.max_gap(lo, len);
         self.rebuild.present(leaf, len, gap)?;
@@ -158,6 +159,8 @@ fn balance<T: Record>(lo: u64, left: &mut Item, right: &mut Item, _: PhantomData
     from.ends[keep..full].fill(PAD);
     from.slots[keep..full].fill(Slot::UNUSED);
     from.guarded &= (1 << keep) - 1;
+    from.len = keep as u32;
+    to.len = LEAF_MIN as u32;
     left.last = from.ends[keep - 1];
     left.gap = from.max_gap(lo, keep);
     left.fresh = Some(keep);

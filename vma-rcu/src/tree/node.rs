@@ -3,7 +3,7 @@
 //! A node is 384 bytes, six cache lines, in this order of use by a search:
 //!
 //! ```text
-//! leaf    ends 16 x u64 (two lines)   | 15 x (start, record), guard bits (four lines)
+//! leaf    ends 16 x u64 (two lines)   | 15 x (start, record), guard bits, length (four lines)
 //! inner   pivots 16 x u64 (two lines) | children 15 x pointer, birth | gaps 16 x u64
 //! ```
 //!
@@ -52,7 +52,9 @@ pub(super) struct Leaf<T> {
     pub(super) ends: [u64; LANES],
     pub(super) slots: [Slot<T>; LEAF_CAP],
     /// Bit i: record i keeps a start gap.
-    pub(super) guarded: u64,
+    pub(super) guarded: u32,
+    /// Number of entries.
+    pub(super) len: u32,
     pub(super) track: Track,
 }
 
@@ -114,6 +116,7 @@ impl<T> Leaf<T> {
             ends: [PAD; LANES],
             slots: [Slot::UNUSED; LEAF_CAP],
             guarded: 0,
+            len: 0,
             track: Track::new(),
         }
     }
@@ -121,7 +124,7 @@ impl<T> Leaf<T> {
     /// Number of entries.
     #[inline]
     pub(super) fn len(&self) -> usize {
-        first_above(&self.ends, MAX_END)
+        self.len as usize
     }
 }
 

@@ -95,7 +95,7 @@ pub(super) struct Scratch<T> {
     /// What to publish; `None`: nothing changes.
     pub(super) value: Option<NodePtr>,
     /// The way down to the leaf, for edits within one.
-    pub(super) path: Vec<(NonNull<Inner>, usize)>,
+    pub(super) path: [(NonNull<Inner>, usize); MAX_HEIGHT],
     pub(super) items: Vec<Item>,
 }
 
@@ -109,15 +109,9 @@ impl<T> Scratch<T> {
             refresh: Vec::new(),
             slot: None,
             value: None,
-            path: Vec::new(),
+            path: [(NonNull::dangling(), 0); MAX_HEIGHT],
             items: Vec::new(),
         }
-    }
-
-    /// Room in the longest of the lists.
-    pub(super) fn capacity(&self) -> usize {
-        let made = self.made.capacity().max(self.items.capacity());
-        made.max(self.removed.capacity()).max(self.dead.capacity())
     }
 
     pub(super) fn clear(&mut self) {
@@ -132,10 +126,21 @@ impl<T> Scratch<T> {
     }
 }
 
+/// Memory ran out: [`EditError::OutOfMemory`] without its size.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NoMemory;
+
+impl From<NoMemory> for EditError {
+    fn from(_: NoMemory) -> Self {
+        EditError::OutOfMemory
+    }
+}
+
 /// Appends without ending the process when memory runs out.
-pub(super) fn push<V>(list: &mut Vec<V>, value: V) -> Result<(), EditError> {
+#[inline(always)]
+pub(super) fn push<V>(list: &mut Vec<V>, value: V) -> Result<(), NoMemory> {
     if list.len() == list.capacity() {
-        list.try_reserve(16).map_err(|_| EditError::OutOfMemory)?;
+        list.try_reserve(16).map_err(|_| NoMemory)?;
     }
     list.push(value);
     Ok(())
@@ -469,6 +474,7 @@ impl<T: Record> Rebuild<'_, T> {
                     skip = 0;
                 }
             }
+            out.len = len as u32;
             out.ends[len..].fill(PAD);
             out.slots[len..].fill(Slot::UNUSED);
             let gap = out.max_gap(lo, len);
@@ -523,7 +529,7 @@ impl<T: Record> Rebuild<'_, T> {
                     let new = &self.news[from + skip + i];
                     out.ends[at + i] = new.end;
                     out.slots[at + i] = new.slot();
-                    out.guarded |= u64::from(new.guarded) << (at + i);
+                    out.guarded |= u32::from(new.guarded) << (at + i);
                 }
             }
         }
@@ -644,7 +650,8 @@ impl<T: Record> Rebuild<'_, T> {
 
     /// A node leaves the tree.
     fn bury(&mut self, node: NodePtr, height: usize) -> Result<(), EditError> {
-        push(&mut self.scratch.dead, node_word(node, height))
+        push(&mut self.scratch.dead, node_word(node, height))?;
+        Ok(())
     }
 
     /// A node that this transaction made isn't needed after all.

@@ -6,7 +6,9 @@
 
 use std::ptr::NonNull;
 
-use super::node::{LEAF_CAP, LEAF_MIN, Leaf, PAD, Root, Slot, inner, leaf, max_gap_with};
+use super::node::{
+    LEAF_CAP, LEAF_MIN, Leaf, MAX_HEIGHT, PAD, Root, Slot, inner, leaf, max_gap_with,
+};
 use super::pool::node_word;
 use super::rebuild::{Rebuild, Removed, push};
 use super::search::{Portable, Search};
@@ -19,6 +21,7 @@ struct Target<'t, T> {
     /// What the leaf answers for: from the end of the last entry before it to the end of its own last.
     lo: u64,
     hi: u64,
+    height: usize,
     /// The leaf's largest gap, as its parent has it.
     gap: u64,
 }
@@ -53,7 +56,7 @@ impl<T: Record> Rebuild<'_, T> {
             return Ok(false);
         };
         let old = target.leaf;
-        let len = S::first_above(&old.ends, PAD - 1);
+        let len = old.len();
         let from = S::first_above(&old.ends, edit.lo);
         let mut to = from;
         while to < len && old.slots[to].start < edit.hi {
@@ -83,11 +86,10 @@ impl<T: Record> Rebuild<'_, T> {
         if root.is_empty() || root.height() == 0 {
             return None;
         }
-        self.scratch.path.clear();
         let (mut lo, mut hi, mut gap) = (0, PAD, 0);
         let mut birth = self.floor;
         let mut node = root.node();
-        for _ in 0..root.height() {
+        for step in &mut self.scratch.path[..root.height()] {
             // SAFETY: T7: the writer is ours; T2.
             let inner = unsafe { inner(node) };
             let i = S::first_above(&inner.pivots, edit.lo);
@@ -105,12 +107,19 @@ impl<T: Record> Rebuild<'_, T> {
             birth = inner.birth;
             // SAFETY: T7: the writer is ours.
             gap = unsafe { inner.gaps() }[i];
-            push(&mut self.scratch.path, (NonNull::from(inner), i)).ok()?;
+            *step = (NonNull::from(inner), i);
             node = inner.child(i);
         }
         // SAFETY: T7, T2.
         let leaf = unsafe { leaf(node) };
-        Some(Target { leaf, lo, hi, gap })
+        let height = root.height();
+        Some(Target {
+            leaf,
+            lo,
+            hi,
+            height,
+            gap,
+        })
     }
 
     /// Entry `i` of `leaf` goes.
@@ -127,7 +136,8 @@ impl<T: Record> Rebuild<'_, T> {
             let window = edit.lo..edit.hi;
             return Err(EditError::Straddles { window, start, end });
         }
-        push(&mut self.scratch.removed, Removed { start, end, record })
+        push(&mut self.scratch.removed, Removed { start, end, record })?;
+        Ok(())
     }
 
     /// The commit will put `node` in the leaf's place, and the gaps right on the way up.
@@ -143,7 +153,7 @@ impl<T: Record> Rebuild<'_, T> {
         self.scratch.value = Some(node.as_ptr());
         let mut child = (target.gap, gap);
         let mut slot = None;
-        for level in (0..self.scratch.path.len()).rev() {
+        for level in (0..target.height.min(MAX_HEIGHT)).rev() {
             let (inner, i) = self.scratch.path[level];
             // SAFETY: T7: the writer is ours; T2: on the way down.
             let inner = unsafe { inner.as_ref() };
@@ -178,19 +188,24 @@ fn splice_leaf<T>(out: &mut Leaf<T>, old: &Leaf<T>, from: usize, to: usize, news
     out.ends = old.ends;
     out.slots = old.slots;
     if rest != to {
+        // One loop over both: copies of a few words aren't worth two calls.
         let tail = LEAF_CAP - rest.max(to);
-        out.ends[rest..rest + tail].copy_from_slice(&old.ends[to..to + tail]);
-        out.slots[rest..rest + tail].copy_from_slice(&old.slots[to..to + tail]);
+        let (ends, slots) = (&old.ends[to..to + tail], &old.slots[to..to + tail]);
+        let into = out.ends[rest..].iter_mut().zip(&mut out.slots[rest..]);
+        for ((end, slot), from) in into.zip(ends.iter().zip(slots)) {
+            (*end, *slot) = (*from.0, *from.1);
+        }
         for i in rest + tail..LEAF_CAP {
             out.ends[i] = PAD;
             out.slots[i] = Slot::UNUSED;
         }
     }
+    out.len = old.len + news.len() as u32 - (to - from) as u32;
     out.guarded = old.guarded & ((1 << from) - 1) | old.guarded >> to << rest;
     for (i, new) in news.iter().enumerate() {
         out.ends[from + i] = new.end;
         out.slots[from + i] = new.slot();
-        out.guarded |= u64::from(new.guarded) << (from + i);
+        out.guarded |= u32::from(new.guarded) << (from + i);
     }
 }
 

@@ -141,11 +141,10 @@ impl<T: Record> Writer<T> {
     }
 
     /// Gives up what a large transaction has made the lists grow to.
+    #[cold]
     fn trim(&mut self) {
-        if self.news.capacity() > KEEP || self.scratch.capacity() > KEEP {
-            self.news.shrink_to(KEEP);
-            self.scratch = Scratch::new();
-        }
+        self.news.shrink_to(KEEP);
+        self.scratch = Scratch::new();
     }
 
     /// Hands over what the commit took out. The list has room: `prepare` saw to it.
@@ -159,7 +158,9 @@ impl<T: Record> Writer<T> {
             self.producer.push(record_word(removed.record));
         }
         self.scratch.clear();
-        self.trim();
+        if nodes + records > KEEP || self.news.capacity() > KEEP {
+            self.trim();
+        }
         if nodes + records == 0 {
             return;
         }
@@ -256,7 +257,7 @@ impl<'a, T: Record> Transaction<'a, T> {
             first,
             count: writer.news.len() - first,
         };
-        let result = result.and_then(|()| push(&mut writer.edits, edit));
+        let result = result.and_then(|()| Ok(push(&mut writer.edits, edit)?));
         if result.is_err() {
             writer.disown(first);
         }
@@ -268,8 +269,9 @@ impl<'a, T: Record> Transaction<'a, T> {
         self,
         entries: impl IntoIterator<Item = (Range<u64>, T)>,
     ) -> Result<Prepared<'a, T>, EditError> {
-        let mut session = self.session;
-        let (added, last_end) = session.rebuild().bulk(entries)?;
+        let session = self.session;
+        let (mut rebuild, _) = rebuild(session.tree, session.writer);
+        let (added, last_end) = rebuild.bulk(entries)?;
         let totals = Totals {
             added,
             last_end: Some(last_end),
@@ -301,12 +303,8 @@ impl<T: Record> Session<'_, T> {
                 return Err(EditError::OutOfOrder { range });
             }
         }
-        let root = self.tree.root(Ordering::Relaxed);
-        let edits = std::mem::take(&mut self.writer.edits);
-        let result = self.rebuild().run(root, &edits);
-        self.writer.edits = edits;
-        result?;
-        let writer = &mut *self.writer;
+        let (mut rebuild, edits) = rebuild(self.tree, writer);
+        rebuild.run(self.tree.root(Ordering::Relaxed), edits)?;
         let retired = writer.scratch.dead.len() + writer.scratch.removed.len();
         let reserved = writer.producer.reserve(retired);
         reserved.map_err(|()| EditError::OutOfMemory)?;
@@ -318,19 +316,22 @@ impl<T: Record> Session<'_, T> {
             last_end: last.is_none_or(|edit| edit.hi < old_end).then_some(old_end),
         })
     }
+}
 
-    /// A run over the tree, numbered as the next transaction.
-    fn rebuild(&mut self) -> Rebuild<'_, T> {
-        let writer = &mut *self.writer;
-        writer.sequence += 1;
-        Rebuild {
-            pool: &mut writer.pool,
-            scratch: &mut writer.scratch,
-            news: &writer.news,
-            sequence: writer.sequence,
-            floor: self.tree.floor.load(Ordering::Relaxed),
-        }
-    }
+/// A run over the tree, numbered as the next transaction, and the edits.
+fn rebuild<'w, T: Record>(
+    tree: &RangeTree<T>,
+    writer: &'w mut Writer<T>,
+) -> (Rebuild<'w, T>, &'w [Edit]) {
+    writer.sequence += 1;
+    let rebuild = Rebuild {
+        pool: &mut writer.pool,
+        scratch: &mut writer.scratch,
+        news: &writer.news,
+        sequence: writer.sequence,
+        floor: tree.floor.load(Ordering::Relaxed),
+    };
+    (rebuild, &writer.edits)
 }
 
 impl<T: Record> fmt::Debug for Transaction<'_, T> {
