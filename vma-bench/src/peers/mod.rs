@@ -20,9 +20,9 @@ pub mod stats;
 pub mod sys;
 pub mod workload;
 
-use std::io::{self, IsTerminal, Write as _};
+use std::io::{self, Write as _};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cases::Context;
 use contestants::Field;
@@ -55,6 +55,7 @@ pub struct PeersArgs {
 
 /// Measures everything and prints it. Fails only if the output can't be written.
 pub fn run(args: &PeersArgs) -> ExitCode {
+    let begin = Instant::now();
     let mut report = Report::new(args.json);
     let cores = sys::cores();
     if !args.json {
@@ -63,10 +64,14 @@ pub fn run(args: &PeersArgs) -> ExitCode {
     sys::sit(Seat::First);
     let (usual, effort) = plan(args.quick);
     let asked: Vec<usize> = args.size.iter().map(|&size| size as usize).collect();
-    for &size in if asked.is_empty() { usual } else { &asked } {
-        progress(&format!("{size} entries"));
+    let sizes = if asked.is_empty() { usual } else { &asked };
+    // Before anything else has used the allocator.
+    for &size in sizes {
+        cases::build::bulk(&Workload::new(size), building(effort, size), &mut report);
+    }
+    for &size in sizes {
+        progress(size, begin);
         let workload = Workload::new(size);
-        cases::build::bulk(&workload, building(effort, size), &mut report);
         let field = Field::new(&workload);
         let effort = at_size(effort, size);
         cases::all(
@@ -87,49 +92,48 @@ pub fn run(args: &PeersArgs) -> ExitCode {
     }
 }
 
-/// Sizes of layout, and how much is measured.
+/// Sizes of layout, and how much is measured. Samples are short: on a machine that is shared, most of them then pass
+/// without an interruption, and the median doesn't see the others.
 fn plan(quick: bool) -> (&'static [usize], Effort) {
+    let warm_up = Duration::from_micros(500);
     if quick {
         let span = Span {
-            warm_up: Duration::from_micros(500),
-            measured: Duration::from_millis(1),
+            warm_up,
+            measured: Duration::from_micros(500),
         };
-        (
-            &[1_000, 10_000, 100_000],
-            Effort {
-                rounds: 9,
-                warm_up: 2,
-                span,
-            },
-        )
-    } else {
-        let span = Span {
-            warm_up: Duration::from_millis(1),
-            measured: Duration::from_millis(3),
+        let effort = Effort {
+            rounds: 15,
+            warm_up: 2,
+            span,
         };
-        (
-            &[100, 1_000, 10_000, 100_000, 1_000_000],
-            Effort {
-                rounds: 31,
-                warm_up: 2,
-                span,
-            },
-        )
+        return (&[1_000, 10_000, 100_000], effort);
     }
+    let span = Span {
+        warm_up,
+        measured: Duration::from_millis(1),
+    };
+    let effort = Effort {
+        rounds: 51,
+        warm_up: 3,
+        span,
+    };
+    (&[100, 1_000, 10_000, 100_000, 1_000_000], effort)
 }
 
-/// Large structures take longer until they are back in the cache.
+/// Large structures take longer until they are back in the cache; fewer rounds of the largest keep the run short.
 fn at_size(effort: Effort, size: usize) -> Effort {
-    let warm_up = if size < 100_000 {
-        effort.span.warm_up
-    } else {
-        effort.span.warm_up * 16
+    let (warm_up, rounds) = match size {
+        0..100_000 => (effort.span.warm_up, effort.rounds),
+        100_000..1_000_000 => (effort.span.warm_up * 10, effort.rounds / 2),
+        _ => (effort.span.warm_up * 32, effort.rounds / 5),
+    };
+    let span = Span {
+        warm_up,
+        ..effort.span
     };
     Effort {
-        span: Span {
-            warm_up,
-            ..effort.span
-        },
+        rounds,
+        span,
         ..effort
     }
 }
@@ -163,9 +167,9 @@ fn header(cores: usize) {
     }
 }
 
-fn progress(what: &str) {
-    let mut err = io::stderr();
-    if err.is_terminal() {
-        let _ = writeln!(err, "measuring: {what}");
-    }
+/// One line per size to standard error: a whole run takes minutes, and its tables come at the end.
+fn progress(size: usize, begin: Instant) {
+    let name = cases::size_name(size);
+    let seconds = begin.elapsed().as_secs();
+    let _ = writeln!(io::stderr(), "{seconds:4} s  measuring with {name} entries");
 }

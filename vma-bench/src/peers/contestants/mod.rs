@@ -61,7 +61,11 @@ impl<'w> Field<'w> {
                 field.editor::<concurrent::Skip>(workload, build);
             }
         }
-        field.editor::<sorted_vec::Swapped>(workload, Build::Bulk);
+        if all {
+            field.editor::<sorted_vec::Swapped>(workload, Build::Bulk);
+        } else {
+            field.reader::<sorted_vec::Swapped>(workload, Build::Bulk);
+        }
         field.editor::<btree::Bare>(workload, Build::Grown);
         field
     }
@@ -88,7 +92,8 @@ impl<'w> Field<'w> {
         )
     }
 
-    /// Those that are edited: grown ones, in their steady state, and whatever can't be grown.
+    /// Those that are edited: grown ones, in their steady state, and whatever can't be grown. A vector of a million is
+    /// left out, since each edit copies it.
     pub fn edited(&self) -> impl Iterator<Item = &dyn EditEntrant> {
         let grown = |name| {
             self.editors
