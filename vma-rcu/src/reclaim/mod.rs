@@ -218,7 +218,6 @@ impl Domain {
             return 0;
         }
         let queues = self.inner.queues.lock().clone();
-        let handlers = self.inner.handlers.lock().clone();
         let mut objects = 0;
         let mut held_back = false;
         let mut panic = None;
@@ -226,7 +225,7 @@ impl Domain {
             if let Some(count) = queue.seal() {
                 self.defer_grace(Arc::clone(queue), count);
             }
-            let drained = queue.drain(&handlers);
+            let drained = queue.drain(&self.inner.handlers);
             objects += drained.objects;
             held_back |= drained.held_back;
             panic = panic.or(drained.panic);
@@ -236,7 +235,6 @@ impl Domain {
             self.inner.work.store(true, Ordering::Release);
         }
         drop(queues);
-        drop(handlers);
         self.forget_idle();
         if let Some(panic) = panic {
             resume_unwind(panic);
@@ -481,7 +479,7 @@ impl Drop for Inner {
         // Readers and trees hold a handle each: nobody can reach a retired object now.
         for queue in self.queues.lock().drain(..) {
             queue.grace(queue.produced());
-            queue.drain(&[]);
+            queue.drain(&Mutex::new(Vec::new()));
         }
     }
 }

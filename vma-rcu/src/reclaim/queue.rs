@@ -48,7 +48,7 @@ pub(crate) trait Drain: Send + Sync {
     /// The first `count` objects are out of every epoch reader's reach.
     fn grace(&self, count: u64);
     /// Frees what may be freed; returns objects, bytes, and whether handlers hold some back.
-    fn drain(&self, handlers: &[Arc<SignalSlot>]) -> Drained;
+    fn drain(&self, handlers: &Mutex<Vec<Arc<SignalSlot>>>) -> Drained;
 }
 
 /// The outcome of [`Drain::drain`].
@@ -170,12 +170,18 @@ impl<D: Dispose> Queue<D> {
     }
 
     /// Takes up to a segment of words whose time has come; how many there are.
-    fn take(&self, words: &mut [*mut (); SEGMENT], handlers: &[Arc<SignalSlot>]) -> (usize, bool) {
+    fn take(
+        &self,
+        words: &mut [*mut (); SEGMENT],
+        handlers: &Mutex<Vec<Arc<SignalSlot>>>,
+    ) -> (usize, bool) {
         let mut consumer = self.consumer.lock();
         let graced = self.graced.load(Ordering::Acquire);
         if consumer.cleared == consumer.candidate && consumer.cleared < graced {
             consumer.candidate = graced;
-            consumer.blockers = Blockers::note(handlers);
+            // Only now: a handler that registers later has this lock after us, and with it every unlinking
+            // that `graced` covers.
+            consumer.blockers = Blockers::note(&handlers.lock());
         }
         if consumer.cleared < consumer.candidate {
             if !consumer.blockers.refresh() {
@@ -300,7 +306,7 @@ impl<D: Dispose> Drain for Queue<D> {
         self.work.store(true, Ordering::Release);
     }
 
-    fn drain(&self, handlers: &[Arc<SignalSlot>]) -> Drained {
+    fn drain(&self, handlers: &Mutex<Vec<Arc<SignalSlot>>>) -> Drained {
         let mut sum = Drained::default();
         let mut words = [ptr::null_mut(); SEGMENT];
         loop {

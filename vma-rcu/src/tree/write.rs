@@ -121,6 +121,15 @@ impl<T: Record> Writer<T> {
         }
     }
 
+    /// Drops new entries that belong to no edit: the iterator of an earlier `splice` panicked.
+    #[inline]
+    fn forget_strays(&mut self) {
+        let noted = self.edits.last().map_or(0, |edit| edit.first + edit.count);
+        if noted < self.news.len() {
+            self.disown(noted);
+        }
+    }
+
     /// Undoes whatever stage a transaction has reached short of its commit; finishes one that reached
     /// it.
     fn wind_up(&mut self, tree: &RangeTree<T>) {
@@ -234,6 +243,7 @@ impl<'a, T: Record> Transaction<'a, T> {
     ) -> Result<(), EditError> {
         check(&window)?;
         let writer = &mut *self.session.writer;
+        writer.forget_strays();
         let first = writer.news.len();
         let mut floor = window.start;
         let mut result = Ok(());
@@ -295,6 +305,7 @@ impl<'a, T: Record> Transaction<'a, T> {
 impl<T: Record> Session<'_, T> {
     fn prepare(&mut self) -> Result<Totals, EditError> {
         let writer = &mut *self.writer;
+        writer.forget_strays();
         if writer.edits.len() > 1 {
             writer.edits.sort_unstable_by_key(|edit| edit.lo);
             let overlap = writer.edits.array_windows().find(|[a, b]| a.hi > b.lo);

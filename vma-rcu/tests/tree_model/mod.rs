@@ -490,3 +490,24 @@ fn a_forgotten_transaction_is_cleaned_up_by_the_next() {
     std::mem::forget(transaction);
     drop(writer);
 }
+
+#[test]
+fn an_iterator_that_panics_half_way_leaves_the_transaction_as_it_was() {
+    let domain = Domain::default();
+    let (tree, mut writer) = RangeTree::new(&domain);
+    let mut transaction = tree.write(&mut writer);
+    transaction.splice(0..10, [(0..10, Value::new(1))]).unwrap();
+    let panics = (20..40).map(|i| {
+        assert!(i < 30, "half way");
+        (i..i + 1, Value::new(i))
+    });
+    let splice = std::panic::AssertUnwindSafe(|| transaction.splice(20..40, panics));
+    assert!(std::panic::catch_unwind(splice).is_err());
+    transaction
+        .splice(50..60, [(50..60, Value::new(2))])
+        .unwrap();
+    transaction.prepare().unwrap().commit();
+    let view = tree.locked(&writer);
+    view.check().unwrap();
+    assert_eq!(view.iter(0).map(|e| e.start).collect::<Vec<_>>(), [0, 50]);
+}
