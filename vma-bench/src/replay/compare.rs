@@ -42,6 +42,8 @@ pub struct Comparison {
     pub kernel_only: u64,
     /// Borders that only the replay has, by the kernel's fault history.
     pub replay_only: u64,
+    /// These borders: the address, and whether the kernel has it.
+    pub by_faults: Vec<(u64, bool)>,
     /// Names that the kernel shows as deleted and that no logged call deleted.
     pub deleted_unlogged: u64,
     /// The first difference that nothing explains.
@@ -230,6 +232,7 @@ fn borders(
             out.borders += 1;
         } else if low.could_continue_into(high) && writable(low, high) {
             out.kernel_only += 1;
+            out.by_faults.push((*at, true));
         } else {
             return Some(format!(
                 "border {at:#x}: the kernel has one, the replay has none, and faults can't be the reason"
@@ -240,6 +243,7 @@ fn borders(
         let hidden = (low.flags ^ high.flags) & !(VM_ACCOUNT | VM_SOFTDIRTY);
         if hidden == 0 && low.file == high.file && writable(&low.line, &high.line) {
             out.replay_only += 1;
+            out.by_faults.push((*at, false));
         } else {
             return Some(format!(
                 "border {at:#x}: the replay has one, the kernel has none, and faults can't be the reason \

@@ -102,6 +102,13 @@ impl Mm {
         self.pending.push(op);
     }
 
+    /// Memory at `addr` is written, as a call on `line` shows.
+    pub fn touch(&mut self, addr: u64, line: u64) {
+        let op = Op::touch(addr, line);
+        self.space.apply(&op);
+        self.keep(op, false);
+    }
+
     /// The calls that have begun and are not known to be done.
     pub fn pending(&self) -> &[Op] {
         &self.pending

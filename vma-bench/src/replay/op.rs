@@ -83,6 +83,19 @@ impl Got {
 }
 
 impl Op {
+    /// A write to memory that a call on `line` shows.
+    pub fn touch(addr: u64, line: u64) -> Self {
+        Self {
+            call: CallId::MAX,
+            kind: MmCall::Touch { addr },
+            file: OpFile::None,
+            size: 0,
+            ret: Ret::Unknown,
+            begin: line,
+            end: Some(line),
+        }
+    }
+
     /// The recorded address where the kernel chose it: mmap without `MAP_FIXED`, a mremap that moved, shmat without an
     /// address, `io_setup`.
     pub fn chosen_address(&self) -> Option<u64> {

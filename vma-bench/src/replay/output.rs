@@ -207,6 +207,12 @@ fn layouts(out: &mut impl Write, s: &Stats) -> io::Result<()> {
             grouped(s.replay_only)
         ),
     )?;
+    for border in &s.by_faults {
+        writeln!(out, "  {border}")?;
+    }
+    if s.kernel_only + s.replay_only > s.by_faults.len() as u64 {
+        writeln!(out, "  ...")?;
+    }
     if let Some(f) = &s.vm_flags {
         let different: u64 = f.different.values().sum();
         line(

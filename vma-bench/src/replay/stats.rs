@@ -123,6 +123,8 @@ pub struct Stats {
     pub kernel_only: u64,
     /// Borders that only the replay has, by fault history.
     pub replay_only: u64,
+    /// The first of these borders, in words.
+    pub by_faults: Vec<String>,
     /// Times that a stack was found lower than calls had left it, and pages by which.
     pub stack_growths: u64,
     /// Pages by which.

@@ -14,7 +14,7 @@ use super::{
     mm::Mm,
     model::{
         files::{DescriptionId, Files},
-        tasks::{Task, Tasks, share},
+        tasks::{MmId, Task, Tasks, share},
     },
     space::OpenFiles,
     stats::{Difference, ForcedCall, Outcome, Stats, Verdict},
@@ -172,7 +172,7 @@ impl Engine<'_> {
     fn make_task(&mut self, pid: u32, maker: CallId) -> Option<Task> {
         let log = self.log;
         let record = &log.calls[maker];
-        let Call::Clone { flags } = record.call else {
+        let Call::Clone { flags, written } = record.call else {
             return None;
         };
         let parent = self.task(record.pid)?;
@@ -184,7 +184,16 @@ impl Engine<'_> {
             self.mms.len() - 1
         };
         self.tasks.add(pid, parent, flags, mm);
+        self.touch(parent.mm, written.parent_tid, record.begin);
+        self.touch(mm, written.child_tid, record.begin);
         self.tasks.get(pid)
+    }
+
+    /// Memory that a call on `line` shows to be written: it has a fault history from there on.
+    fn touch(&mut self, mm: MmId, addr: Option<u64>, line: u64) {
+        if let (Some(mm), Some(addr)) = (&mut self.mms[mm], addr) {
+            mm.touch(addr, line);
+        }
     }
 
     fn begin(&mut self, line: u64, id: CallId) {
@@ -212,6 +221,9 @@ impl Engine<'_> {
                         .or_default() += 1;
                 }
             }
+            // The block of a thread is filled before it is made known.
+            Call::Clone { written, .. } => self.touch(task.mm, written.tls, line),
+            Call::SetFs { addr } => self.touch(task.mm, Some(*addr), line),
             other => self.call_begins(other, task),
         }
     }

@@ -17,6 +17,9 @@ use crate::replay::{
 /// Calls under way at the end of a process for which both answers are tried: done and not done.
 const OPEN_AT_END: usize = 4;
 
+/// How many borders that fault history explains are told in words.
+const BORDERS_SHOWN: usize = 6;
+
 /// A moment in words.
 pub(super) fn moment_words(moment: Moment) -> String {
     match moment {
@@ -172,6 +175,15 @@ impl Engine<'_> {
         stats.kernel_only += found.kernel_only;
         stats.replay_only += found.replay_only;
         stats.deleted_unlogged += found.deleted_unlogged;
+        let room = BORDERS_SHOWN.saturating_sub(stats.by_faults.len());
+        let moment = moment_words(snapshot.moment);
+        let words = |&(at, kernel): &(u64, bool)| {
+            let side = if kernel { "kernel" } else { "replay" };
+            format!("process {pid}, '{moment}': {at:#x} only in the {side}")
+        };
+        stats
+            .by_faults
+            .extend(found.by_faults.iter().take(room).map(words));
         match found.difference {
             None => {
                 stats.equal += 1;

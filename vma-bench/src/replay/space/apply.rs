@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use vma_core::{
-    Advice, LockAllFlags, LockFlags, MapFlags, MapRequest, OpenFile, Prot, RemapFlags,
+    Access, Advice, LockAllFlags, LockFlags, MapFlags, MapRequest, OpenFile, Prot, RemapFlags,
     RemapRequest, SyncFlags,
 };
 
@@ -164,6 +164,11 @@ impl Space {
             MmCall::Shmdt { addr } => self.shmdt(addr),
             MmCall::IoSetup { ctx, .. } => return self.io_setup(op, ctx),
             MmCall::IoDestroy { ctx } => self.io_destroy(ctx),
+            MmCall::Touch { addr } => {
+                // An address that can't be written is one that the call is told about in its own way.
+                let _ = space.touch(addr, 1, Access::Write);
+                return None;
+            }
         })
     }
 

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use vma_core::{AddressSpace, Layout, SpaceConfig, SpecialMapping, VmaFlags};
+use vma_core::{Access, AddressSpace, Layout, SpaceConfig, SpecialMapping, VmaFlags};
 
 use super::{OpenFiles, Space};
 use crate::replay::{
@@ -67,7 +67,10 @@ impl Space {
         };
         self.inner.insert_special(&mapping).ok()?;
         if line.name == "[stack]" {
-            self.inner.set_stack(line.end - PAGE);
+            let top = line.end - PAGE;
+            self.inner.set_stack(top);
+            // Arguments and environment are there.
+            let _ = self.inner.touch(top, 1, Access::Write);
         }
         if line.may(b'w') && line.may(b'p') {
             self.history.add(line.start, line.end);

@@ -113,6 +113,10 @@ pub enum MmCall {
     IoDestroy {
         ctx: u64,
     },
+    /// Not a call: a write to memory that a call shows.
+    Touch {
+        addr: u64,
+    },
 }
 
 impl fmt::Display for MmCall {
@@ -187,8 +191,20 @@ impl fmt::Display for MmCall {
             Self::Shmdt { addr } => write!(f, "shmdt({addr:#x})"),
             Self::IoSetup { nr, .. } => write!(f, "io_setup({nr})"),
             Self::IoDestroy { ctx } => write!(f, "io_destroy({ctx:#x})"),
+            Self::Touch { addr } => write!(f, "a write at {addr:#x}"),
         }
     }
+}
+
+/// Memory that a call of the clone family shows to be written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Written {
+    /// The new thread's own block, which its creator has filled.
+    pub tls: Option<u64>,
+    /// Where the kernel stores the child's id, in the parent.
+    pub parent_tid: Option<u64>,
+    /// Where the kernel stores it, in the child.
+    pub child_tid: Option<u64>,
 }
 
 /// Everything else that matters for a replay.
@@ -199,6 +215,11 @@ pub enum Call {
     /// clone, clone3, fork, vfork; `flags` are clone's.
     Clone {
         flags: u64,
+        written: Written,
+    },
+    /// arch_prctl(ARCH_SET_FS): the address of the thread's own block.
+    SetFs {
+        addr: u64,
     },
     Exec,
     Exit,

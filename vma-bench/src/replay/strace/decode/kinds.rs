@@ -2,10 +2,14 @@
 
 use super::{Args, number_in};
 use crate::replay::strace::{
-    call::{Call, MmCall},
+    call::{Call, MmCall, Written},
     symbols::{self, eval, number},
     value::Value,
 };
+
+const CLONE_SETTLS: u64 = 0x8_0000;
+const CLONE_PARENT_SETTID: u64 = 0x10_0000;
+const CLONE_CHILD_SETTID: u64 = 0x100_0000;
 
 pub(super) fn memory(a: &Args<'_>) -> Result<Call, String> {
     let n = |i| a.num(i, &[]);
@@ -125,25 +129,54 @@ fn context(value: &Value) -> Option<u64> {
 }
 
 pub(super) fn tasks(a: &Args<'_>) -> Result<Call, String> {
-    const FORK: u64 = 0;
+    const VFORK: u64 = 0x4100;
+    let plain = |flags| Call::Clone {
+        flags,
+        written: Written::default(),
+    };
     Ok(match a.name {
-        "fork" => Call::Clone { flags: FORK },
-        "vfork" => Call::Clone { flags: 0x4100 },
+        "fork" => plain(0),
+        "vfork" => plain(VFORK),
         "clone" => {
-            let flags = a.named("flags").ok_or("clone: no flags=")?;
-            Call::Clone {
-                flags: clone_flags(flags)?,
-            }
+            let flags = clone_flags(a.named("flags").ok_or("clone: no flags=")?)?;
+            clone(flags, |name| a.named(name))
         }
         "clone3" => {
-            let flags = a.get(0)?.field("flags").ok_or("clone3: no flags=")?;
-            Call::Clone {
-                flags: clone_flags(flags)?,
-            }
+            let args = a.get(0)?;
+            let flags = clone_flags(args.field("flags").ok_or("clone3: no flags=")?)?;
+            clone(flags, |name| args.field(name))
         }
+        "arch_prctl" => match (a.get(0)?, a.list.get(1)) {
+            (Value::Word(code), Some(Value::Word(addr))) if code == "ARCH_SET_FS" => Call::SetFs {
+                addr: number(addr).ok_or("arch_prctl: no address")?,
+            },
+            _ => Call::Neutral,
+        },
         "execve" | "execveat" => Call::Exec,
         _ => Call::Exit,
     })
+}
+
+/// What is written by or for a clone, as its flags say.
+fn clone<'a>(flags: u64, argument: impl Fn(&str) -> Option<&'a Value>) -> Call {
+    let address = |flag: u64, names: &[&str]| {
+        let value = names
+            .iter()
+            .find_map(|name| argument(name))
+            .filter(|_| flags & flag != 0)?;
+        match value {
+            Value::Word(text) => number(text),
+            _ => None,
+        }
+    };
+    Call::Clone {
+        flags,
+        written: Written {
+            tls: address(CLONE_SETTLS, &["tls"]),
+            parent_tid: address(CLONE_PARENT_SETTID, &["parent_tid"]),
+            child_tid: address(CLONE_CHILD_SETTID, &["child_tidptr", "child_tid"]),
+        },
+    }
 }
 
 /// clone's flags, the signal in the low byte left out.

@@ -36,9 +36,8 @@ fn decoder_of(name: &str) -> Option<Decoder> {
         | "remap_file_pages" | "mseal" | "msync" => memory,
         "mlock" | "mlock2" | "munlock" | "mlockall" | "munlockall" => locks,
         "shmat" | "shmdt" | "shmget" | "shmctl" | "io_setup" | "io_destroy" => segments,
-        "clone" | "clone3" | "fork" | "vfork" | "execve" | "execveat" | "exit" | "exit_group" => {
-            tasks
-        }
+        "clone" | "clone3" | "fork" | "vfork" | "execve" | "execveat" | "exit" | "exit_group"
+        | "arch_prctl" => tasks,
         "open" | "openat" | "openat2" | "creat" | "close" | "close_range" | "dup" | "dup2"
         | "dup3" | "memfd_create" | "io_uring_setup" | "userfaultfd" | "fcntl" | "memfd_secret" => {
             descriptors
@@ -46,8 +45,8 @@ fn decoder_of(name: &str) -> Option<Decoder> {
         "rename" | "renameat" | "renameat2" | "link" | "linkat" | "unlink" | "unlinkat"
         | "chdir" | "fchdir" => names,
         "prlimit64" | "setrlimit" | "personality" | "prctl" => process,
-        "arch_prctl" | "pkey_alloc" | "pkey_free" | "mincore" | "ftruncate" | "getrlimit"
-        | "mbind" | "set_mempolicy" | "get_mempolicy" | "migrate_pages" | "move_pages" => {
+        "pkey_alloc" | "pkey_free" | "mincore" | "ftruncate" | "getrlimit" | "mbind"
+        | "set_mempolicy" | "get_mempolicy" | "migrate_pages" | "move_pages" => {
             |_| Ok(Call::Neutral)
         }
         _ => return None,
@@ -125,7 +124,7 @@ fn number_in(value: &Value, table: Table) -> Result<u64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::replay::strace::call::MmCall;
+    use crate::replay::strace::call::{MmCall, Written};
 
     fn mm(name: &str, args: &str) -> MmCall {
         match call(name, args).unwrap().unwrap() {
@@ -201,20 +200,44 @@ mod tests {
     #[test]
     fn other_calls_are_decoded() {
         let c = |name, args| call(name, args).unwrap().unwrap();
-        assert_eq!(c("vfork", ""), Call::Clone { flags: 0x4100 });
+        let made = |flags, written| Call::Clone { flags, written };
+        let nothing = Written::default();
+        assert_eq!(c("vfork", ""), made(0x4100, nothing));
         assert_eq!(
             c(
                 "clone",
                 "child_stack=NULL, flags=CLONE_CHILD_SETTID|SIGCHLD, child_tidptr=0x7"
             ),
-            Call::Clone { flags: 0x100_0000 }
+            made(
+                0x100_0000,
+                Written {
+                    child_tid: Some(7),
+                    ..nothing
+                }
+            )
         );
         assert_eq!(
             c(
                 "clone3",
-                "{flags=CLONE_VM|CLONE_THREAD, exit_signal=0} => {parent_tid=[1]}, 88"
+                "{flags=CLONE_VM|CLONE_THREAD|CLONE_SETTLS|CLONE_PARENT_SETTID, parent_tid=0x8, tls=0x9} \
+                 => {parent_tid=[1]}, 88"
             ),
-            Call::Clone { flags: 0x1_0100 }
+            made(
+                0x19_0100,
+                Written {
+                    tls: Some(9),
+                    parent_tid: Some(8),
+                    child_tid: None,
+                }
+            )
+        );
+        assert_eq!(
+            c("arch_prctl", "ARCH_SET_FS, 0x7f00"),
+            Call::SetFs { addr: 0x7f00 }
+        );
+        assert_eq!(
+            c("arch_prctl", "0x3001 /* ARCH_??? */, 0x7f00"),
+            Call::Neutral
         );
         assert_eq!(
             c(
@@ -232,6 +255,14 @@ mod tests {
                 resource: 3,
                 soft: None
             }
+        );
+        assert_eq!(
+            c("arch_prctl", "ARCH_SET_FS, 0x7f00"),
+            Call::SetFs { addr: 0x7f00 }
+        );
+        assert_eq!(
+            c("arch_prctl", "0x3001 /* ARCH_??? */, 0x7f00"),
+            Call::Neutral
         );
         assert_eq!(
             c(
