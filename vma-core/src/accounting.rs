@@ -110,7 +110,11 @@ pub(crate) fn check_expand(
     }
     if limits.data != UNLIMITED && is_data(flags) {
         let sum = totals.data.saturating_add(wanted);
-        let limit = if limits.data == 0 { limits.data_max } else { limits.data };
+        let limit = if limits.data == 0 {
+            limits.data_max
+        } else {
+            limits.data
+        };
         if sum > pages.count(limit) {
             return Err(LimitError::Data {
                 used: totals.data,
@@ -136,16 +140,31 @@ pub(crate) fn check_lock(
 }
 
 /// `RLIMIT_MEMLOCK` for `wanted` pages more than `used`.
-pub(crate) fn check_lock_pages(used: u64, config: &SpaceConfig, wanted: u64) -> Result<(), LimitError> {
+pub(crate) fn check_lock_pages(
+    used: u64,
+    config: &SpaceConfig,
+    wanted: u64,
+) -> Result<(), LimitError> {
     let limit = config.limits.memlock;
-    if config.ipc_lock || limit == UNLIMITED || used.saturating_add(wanted) <= config.pages().count(limit) {
+    if config.ipc_lock
+        || limit == UNLIMITED
+        || used.saturating_add(wanted) <= config.pages().count(limit)
+    {
         return Ok(());
     }
-    Err(LimitError::MemLock { used, wanted, limit })
+    Err(LimitError::MemLock {
+        used,
+        wanted,
+        limit,
+    })
 }
 
 /// The overcommit policy for `wanted` more pages. Source: `__vm_enough_memory()`.
-pub(crate) fn check_commit(totals: &Totals, config: &SpaceConfig, wanted: u64) -> Result<(), LimitError> {
+pub(crate) fn check_commit(
+    totals: &Totals,
+    config: &SpaceConfig,
+    wanted: u64,
+) -> Result<(), LimitError> {
     let (base, limit) = match config.overcommit {
         Overcommit::Always => return Ok(()),
         Overcommit::Heuristic { memory_pages } => (0, memory_pages),
@@ -209,7 +228,10 @@ mod tests {
         for flags in classes {
             totals.add(flags, 3);
         }
-        assert_eq!((totals.total, totals.data, totals.exec, totals.stack), (12, 3, 3, 3));
+        assert_eq!(
+            (totals.total, totals.data, totals.exec, totals.stack),
+            (12, 3, 3, 3)
+        );
         assert_eq!((totals.locked, totals.committed), (3, 3));
         for flags in classes {
             totals.remove(flags, 3);

@@ -117,16 +117,27 @@ impl AnonIds {
 
 /// The identity that `vma` may take over from a neighbour at its first write fault: the next one's, else
 /// the previous one's. Source: `find_mergeable_anon_vma()`.
-pub(crate) fn reusable(vma: Placed<'_>, prev: Option<Placed<'_>>, next: Option<Placed<'_>>) -> Option<AnonId> {
-    let from_next = next.filter(|next| goes_together(vma, *next)).map(|next| next.vma.anon());
-    let from_prev = || prev.filter(|prev| goes_together(*prev, vma)).map(|prev| prev.vma.anon());
+pub(crate) fn reusable(
+    vma: Placed<'_>,
+    prev: Option<Placed<'_>>,
+    next: Option<Placed<'_>>,
+) -> Option<AnonId> {
+    let from_next = next
+        .filter(|next| goes_together(vma, *next))
+        .map(|next| next.vma.anon());
+    let from_prev = || {
+        prev.filter(|prev| goes_together(*prev, vma))
+            .map(|prev| prev.vma.anon())
+    };
     let usable = |id: &AnonId| !id.is_none() && !id.is_forked();
-    from_next.filter(usable).or_else(|| from_prev().filter(usable))
+    from_next
+        .filter(usable)
+        .or_else(|| from_prev().filter(usable))
 }
 
 /// Whether two neighbours could become one VMA if their protection were the same (`anon_vma_compatible`).
 fn goes_together(low: Placed<'_>, high: Placed<'_>) -> bool {
-    let ignored = VmaFlags::ACCESS | VmaFlags::SOFTDIRTY;
+    let ignored = VmaFlags::ACCESS | VmaFlags::STICKY;
     low.end == high.start
         && Vma::same_policy(low.vma, high.vma)
         && Vma::same_file(low.vma, high.vma)

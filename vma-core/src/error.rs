@@ -118,7 +118,9 @@ pub enum LimitError {
         limit: u64,
     },
     /// The overcommit policy refuses.
-    #[error("{committed} pages are committed, {wanted} more exceed what the overcommit policy allows ({limit})")]
+    #[error(
+        "{committed} pages are committed, {wanted} more exceed what the overcommit policy allows ({limit})"
+    )]
     Commit {
         /// Pages committed.
         committed: u64,

@@ -149,6 +149,8 @@ bitflags! {
         const UFFD_MISSING = 0x200;
         /// Page frame numbers without `struct page` (`pf`).
         const PFNMAP = 0x400;
+        /// May hold guard pages (`gu`).
+        const MAYBE_GUARD = 0x800;
         /// userfaultfd, write protection (`uw`).
         const UFFD_WP = 0x1000;
         /// Locked (`lo`).
@@ -209,10 +211,14 @@ impl VmaFlags {
         .union(VmaFlags::DONTEXPAND)
         .union(VmaFlags::PFNMAP)
         .union(VmaFlags::MIXEDMAP);
+    /// Not compared by merging: the merged mapping has what any part had.
+    pub const STICKY: VmaFlags = VmaFlags::SOFTDIRTY.union(VmaFlags::MAYBE_GUARD);
     /// Both lock bits.
     pub const LOCK_BITS: VmaFlags = VmaFlags::LOCKED.union(VmaFlags::LOCKONFAULT);
     /// May be read, written and executed.
-    pub const MAY: VmaFlags = VmaFlags::MAYREAD.union(VmaFlags::MAYWRITE).union(VmaFlags::MAYEXEC);
+    pub const MAY: VmaFlags = VmaFlags::MAYREAD
+        .union(VmaFlags::MAYWRITE)
+        .union(VmaFlags::MAYEXEC);
 
     /// Any access is allowed.
     pub const fn is_accessible(self) -> bool {
@@ -226,23 +232,33 @@ impl VmaFlags {
             bit(VmaFlags::READ, b'r'),
             bit(VmaFlags::WRITE, b'w'),
             bit(VmaFlags::EXEC, b'x'),
-            if self.contains(VmaFlags::MAYSHARE) { b's' } else { b'p' },
+            if self.contains(VmaFlags::MAYSHARE) {
+                b's'
+            } else {
+                b'p'
+            },
         ]
     }
 
     /// The two-letter codes of the `VmFlags` line of smaps, in its order.
     pub fn codes(self) -> impl Iterator<Item = &'static str> {
-        CODES.iter().filter(move |(flag, _)| self.contains(*flag)).map(|(_, code)| *code)
+        CODES
+            .iter()
+            .filter(move |(flag, _)| self.contains(*flag))
+            .map(|(_, code)| *code)
     }
 
     /// The flag that a two-letter code of smaps stands for.
     pub fn from_code(code: &str) -> Option<VmaFlags> {
-        CODES.iter().find(|(_, known)| *known == code).map(|(flag, _)| *flag)
+        CODES
+            .iter()
+            .find(|(_, known)| *known == code)
+            .map(|(flag, _)| *flag)
     }
 }
 
 /// In bit order, which is the order of smaps.
-const CODES: [(VmaFlags, &str); 35] = [
+const CODES: [(VmaFlags, &str); 36] = [
     (VmaFlags::READ, "rd"),
     (VmaFlags::WRITE, "wr"),
     (VmaFlags::EXEC, "ex"),
@@ -254,6 +270,7 @@ const CODES: [(VmaFlags, &str); 35] = [
     (VmaFlags::GROWSDOWN, "gd"),
     (VmaFlags::UFFD_MISSING, "um"),
     (VmaFlags::PFNMAP, "pf"),
+    (VmaFlags::MAYBE_GUARD, "gu"),
     (VmaFlags::UFFD_WP, "uw"),
     (VmaFlags::LOCKED, "lo"),
     (VmaFlags::IO, "io"),
@@ -340,7 +357,7 @@ mod tests {
     #[test]
     fn every_smaps_code_stands_for_one_bit_and_they_are_in_bit_order() {
         let bits: Vec<u64> = CODES.iter().map(|(flag, _)| flag.bits()).collect();
-        assert!(bits.iter().all(|bits| bits.count_ones() == 1));
+        assert!(bits.iter().all(|bits| bits.is_power_of_two()));
         assert!(bits.windows(2).all(|pair| pair[0] < pair[1]));
         for (flag, code) in CODES {
             assert_eq!(VmaFlags::from_code(code), Some(flag));

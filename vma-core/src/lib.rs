@@ -63,17 +63,19 @@ pub use crate::anon::AnonId;
 pub use crate::backend::{Backend, Piece};
 pub use crate::error::{Errno, LimitError, NoMemory, SplitError};
 pub use crate::file::{
-    AccessMode, FileKind, FileObject, FileObjectBuilder, FileSizeError, MappingHooks, OpenFile, SealFileError, Seals,
-    WritableHold,
+    AccessMode, FileKind, FileObject, FileObjectBuilder, FileSizeError, MappingHooks, OpenFile,
+    SealFileError, Seals, WritableHold,
 };
 pub use crate::flags::{
     Advice, LockAllFlags, LockFlags, MapFlags, MdweFlags, Prot, RemapFlags, SyncFlags, VmaFlags,
 };
-pub use crate::limits::{ConfigError, Layout, Limits, Overcommit, Semantics, SpaceConfig, UNLIMITED};
+pub use crate::limits::{
+    ConfigError, Layout, Limits, Overcommit, Semantics, SpaceConfig, UNLIMITED,
+};
 pub use crate::space::{
-    Access, AddressSpace, AdviseError, BrkError, CheckError, CoreError, DupError, FaultError, GrowError, LockError,
-    MapError, MapRequest, MapsEntry, MapsName, MdweError, NameError, ProtectError, ReadGuard, RemapError,
-    RemapFileError, RemapRequest, SealError, SpecialError, SpecialMapping, Stats, SyncError, UnmapError, VmaRef,
-    WriteGuard,
+    Access, AddressSpace, AdviseError, BrkError, CheckError, CoreError, DupError, FaultError,
+    GrowError, LockError, MapError, MapRequest, MapsEntry, MapsName, MdweError, NameError,
+    ProtectError, ReadGuard, RemapError, RemapFileError, RemapRequest, SealError, SpecialError,
+    SpecialMapping, Stats, SyncError, UnmapError, VmaRef, WriteGuard,
 };
 pub use crate::vma::Vma;

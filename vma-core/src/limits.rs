@@ -84,7 +84,10 @@ pub enum Semantics {
 /// assert!(config.validate().is_ok());
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "independent switches of a kernel")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent switches of a kernel"
+)]
 pub struct SpaceConfig {
     /// Bytes per page: a power of two, 4096 or more.
     pub page_size: u64,
@@ -255,11 +258,23 @@ mod tests {
         };
         assert_eq!(with(|_| ()), Ok(()));
         assert_eq!(with(|c| c.page_size = 0), Err(ConfigError::PageSize(0)));
-        assert_eq!(with(|c| c.page_size = 4097), Err(ConfigError::PageSize(4097)));
+        assert_eq!(
+            with(|c| c.page_size = 4097),
+            Err(ConfigError::PageSize(4097))
+        );
         assert_eq!(with(|c| c.task_size = 0), Err(ConfigError::TaskSize(0)));
-        assert_eq!(with(|c| c.task_size = u64::MAX), Err(ConfigError::TaskSize(u64::MAX)));
-        assert_eq!(with(|c| c.mmap_base = Some(1)), Err(ConfigError::MmapBase(1)));
-        assert_eq!(with(|c| c.huge_page_size = 3), Err(ConfigError::HugePageSize(3)));
+        assert_eq!(
+            with(|c| c.task_size = u64::MAX),
+            Err(ConfigError::TaskSize(u64::MAX))
+        );
+        assert_eq!(
+            with(|c| c.mmap_base = Some(1)),
+            Err(ConfigError::MmapBase(1))
+        );
+        assert_eq!(
+            with(|c| c.huge_page_size = 3),
+            Err(ConfigError::HugePageSize(3))
+        );
         assert_eq!(
             with(|c| c.stack_guard_gap_pages = u64::MAX),
             Err(ConfigError::GuardGap(u64::MAX))

@@ -6,7 +6,7 @@
 //! | condition | source in Linux 6.18 |
 //! |---|---|
 //! | virtually adjacent | `can_vma_merge_left`, `can_vma_merge_right` |
-//! | equal flags, but for soft-dirty | `is_mergeable_vma` |
+//! | equal flags, but for soft-dirty and guard pages, which the merged VMA gets from any part | `is_mergeable_vma`, `VM_STICKY` |
 //! | same open file description | `is_mergeable_vma` |
 //! | equal name, memory policy, owner | `is_mergeable_vma`, `mpol_equal` |
 //! | page offsets go on | `can_vma_merge_before`, `can_vma_merge_after` |
@@ -75,14 +75,20 @@ pub(crate) enum Merge {
 }
 
 /// Decides. `prev` and `next` are the neighbours in the layout, adjacent or not.
-pub(crate) fn decide(new: &Proposal<'_>, prev: Option<Placed<'_>>, next: Option<Placed<'_>>) -> Merge {
+pub(crate) fn decide(
+    new: &Proposal<'_>,
+    prev: Option<Placed<'_>>,
+    next: Option<Placed<'_>>,
+) -> Merge {
     if new.flags.intersects(VmaFlags::SPECIAL) {
         return Merge::Alone;
     }
     let (try_left, try_right) = match new.kind {
         Kind::New => (true, true),
         Kind::LeftOnly => (true, false),
-        Kind::Existing { at_start, at_end, .. } => (at_start, at_end),
+        Kind::Existing {
+            at_start, at_end, ..
+        } => (at_start, at_end),
     };
     let prev = prev.filter(|prev| try_left && fits_left(new, *prev));
     let next = next
@@ -91,7 +97,12 @@ pub(crate) fn decide(new: &Proposal<'_>, prev: Option<Placed<'_>>, next: Option<
     if prev.is_none() && next.is_none() {
         return Merge::Alone;
     }
-    if let Kind::Existing { at_start: true, at_end: true, has_close: true } = new.kind {
+    if let Kind::Existing {
+        at_start: true,
+        at_end: true,
+        has_close: true,
+    } = new.kind
+    {
         // The whole VMA would go, and may not.
         return Merge::Alone;
     }
@@ -119,7 +130,7 @@ fn fits_right(new: &Proposal<'_>, next: Placed<'_>) -> bool {
 }
 
 fn same_attributes(new: &Proposal<'_>, other: Placed<'_>) -> bool {
-    (new.flags ^ other.flags()) - VmaFlags::SOFTDIRTY == VmaFlags::empty()
+    (new.flags ^ other.flags()) - VmaFlags::STICKY == VmaFlags::empty()
         && same_open_file(new.file, other.vma.file())
         && same_extras(new.extras, other.vma.extras())
 }
@@ -138,7 +149,12 @@ mod tests {
     }
 
     fn placed(start_page: u64, end_page: u64, vma: &Vma) -> Placed<'_> {
-        Placed { start: start_page * 4096, end: end_page * 4096, vma, pages: PAGES }
+        Placed {
+            start: start_page * 4096,
+            end: end_page * 4096,
+            vma,
+            pages: PAGES,
+        }
     }
 
     fn proposal(anon: AnonId, kind: Kind) -> Proposal<'static> {
@@ -158,7 +174,12 @@ mod tests {
     /// Every pair of identities on both sides of a new range.
     #[test]
     fn a_new_range_joins_each_side_whose_identity_allows_it() {
-        let ids = [AnonId::NONE, AnonId::new(1, false), AnonId::new(2, false), AnonId::new(3, true)];
+        let ids = [
+            AnonId::NONE,
+            AnonId::new(1, false),
+            AnonId::new(2, false),
+            AnonId::new(3, true),
+        ];
         for left in ids {
             for right in ids {
                 let (low, high) = (vma(0, left), vma(6, right));
@@ -187,7 +208,11 @@ mod tests {
             (false, true, Merge::Right),
             (true, true, Merge::Both),
         ] {
-            let kind = Kind::Existing { at_start, at_end, has_close: false };
+            let kind = Kind::Existing {
+                at_start,
+                at_end,
+                has_close: false,
+            };
             let got = decide(
                 &proposal(AnonId::NONE, kind),
                 Some(placed(0, 4, &low)),

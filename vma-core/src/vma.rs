@@ -38,7 +38,7 @@ pub(crate) struct Extras {
     pub(crate) special: Option<Special>,
 }
 
-/// A mapping that no call made: `[vdso]`, a ring of io_uring, a segment of a device.
+/// A mapping that no call made: `[vdso]`, a ring of `io_uring`, a segment of a device.
 #[derive(Clone, Debug)]
 pub(crate) struct Special {
     /// As maps shows it.
@@ -111,6 +111,13 @@ impl Vma {
     pub(crate) fn with_flags(mut self, flags: VmaFlags) -> Self {
         self.flags = flags;
         self
+    }
+
+    /// Takes over what a VMA that merges into it brings along: its sticky flags, and its identity if there was none.
+    pub(crate) fn absorb(self, other: &Vma) -> Self {
+        let flags = self.flags | (other.flags & VmaFlags::STICKY);
+        let anon = self.anon().or(other.anon());
+        self.with_flags(flags).with_anon(anon)
     }
 
     pub(crate) fn with_pgoff(mut self, pgoff: u64) -> Self {
@@ -262,12 +269,16 @@ impl<'a> Placed<'a> {
     /// The record of the part that begins at `addr`.
     pub(crate) fn tail(self, addr: u64) -> Vma {
         let skipped = self.pages.count(addr - self.start);
-        self.vma.clone().with_pgoff(self.vma.pgoff.wrapping_add(skipped))
+        self.vma
+            .clone()
+            .with_pgoff(self.vma.pgoff.wrapping_add(skipped))
     }
 
     /// Page offset at `addr`.
     pub(crate) fn pgoff_at(self, addr: u64) -> u64 {
-        self.vma.pgoff.wrapping_add(self.pages.count(addr - self.start))
+        self.vma
+            .pgoff
+            .wrapping_add(self.pages.count(addr - self.start))
     }
 
     /// Start less the gap that has to stay free below (`vm_start_gap`).

@@ -88,6 +88,8 @@ pub trait MappingHooks: Send + Sync + 'static {
 
 impl fmt::Debug for dyn MappingHooks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MappingHooks").field("has_close", &self.has_close()).finish()
+        f.debug_struct("MappingHooks")
+            .field("has_close", &self.has_close())
+            .finish()
     }
 }

@@ -7,6 +7,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::{MappingHooks, SealFileError, Seals};
 use crate::error::Errno;
+use crate::flags::VmaFlags;
 
 /// What a file is, as far as mapping it goes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,6 +36,7 @@ pub struct FileObject {
     no_exec: bool,
     append_only: bool,
     huge_aligned: bool,
+    mmap_flags: VmaFlags,
     hooks: Option<Arc<dyn MappingHooks>>,
     /// Replaced as a whole; maps readers clone the pointer.
     name: RwLock<Arc<str>>,
@@ -95,6 +97,13 @@ impl FileObjectBuilder {
         self
     }
 
+    /// Flags that the file's owner adds to each mapping, as a driver does: `DONTEXPAND` of rings, `IO`, `PFNMAP`.
+    #[must_use]
+    pub fn mmap_flags(mut self, flags: VmaFlags) -> Self {
+        self.0.mmap_flags = flags;
+        self
+    }
+
     /// Can be sealed, and has these seals.
     #[must_use]
     pub fn seals(self, seals: Seals) -> Self {
@@ -144,6 +153,7 @@ impl FileObject {
             no_exec: false,
             append_only: false,
             huge_aligned: false,
+            mmap_flags: VmaFlags::empty(),
             hooks: None,
             name: RwLock::new(Arc::from(name)),
             len: AtomicU64::new(0),
@@ -209,7 +219,9 @@ impl FileObject {
         let _order = self.sealing.lock();
         let from = self.len();
         let seals = self.current_seals();
-        if (len < from && seals.contains(Seals::SHRINK)) || (len > from && seals.contains(Seals::GROW)) {
+        if (len < from && seals.contains(Seals::SHRINK))
+            || (len > from && seals.contains(Seals::GROW))
+        {
             return Err(FileSizeError { from, to: len });
         }
         self.len.store(len, Ordering::Relaxed);
@@ -233,6 +245,10 @@ impl FileObject {
         self.huge_aligned
     }
 
+    pub(crate) fn added_flags(&self) -> VmaFlags {
+        self.mmap_flags
+    }
+
     pub(crate) fn hooks(&self) -> Option<&Arc<dyn MappingHooks>> {
         self.hooks.as_ref()
     }
@@ -254,14 +270,17 @@ impl FileObject {
         if seals.contains(Seals::WRITE) && !current.contains(Seals::WRITE) {
             self.deny_writable()?;
         }
-        self.seals.store((current | seals).bits(), Ordering::Release);
+        self.seals
+            .store((current | seals).bits(), Ordering::Release);
         Ok(())
     }
 
     /// Forbids writable shared mappings, unless there are some (`mapping_deny_writable`).
     fn deny_writable(&self) -> Result<(), SealFileError> {
         self.writable
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| (count <= 0).then(|| count - 1))
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| {
+                (count <= 0).then(|| count - 1)
+            })
             .map(|_| ())
             .map_err(SealFileError::Busy)
     }
@@ -270,7 +289,9 @@ impl FileObject {
     /// (`mapping_map_writable`). `None` when denied.
     pub(crate) fn hold_writable(self: &Arc<Self>) -> Option<WritableHold> {
         self.writable
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| (count >= 0).then(|| count + 1))
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| {
+                (count >= 0).then(|| count + 1)
+            })
             .ok()
             .map(|_| WritableHold(self.clone()))
     }

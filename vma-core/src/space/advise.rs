@@ -1,4 +1,4 @@
-//! madvise(2) and process_madvise(2) on oneself.
+//! madvise(2) and `process_madvise(2)` on oneself.
 
 use super::draft::Draft;
 use super::fault::Pager;
@@ -69,7 +69,9 @@ impl AdviseError {
             | AdviseError::NotApplicable { .. }
             | AdviseError::Split(SplitError::Refused { .. }) => Errno::EINVAL,
             AdviseError::ReadOnly(_) => Errno::EACCES,
-            AdviseError::FileSealed(_) | AdviseError::Sealed(_) | AdviseError::Forbidden(_) => Errno::EPERM,
+            AdviseError::FileSealed(_) | AdviseError::Sealed(_) | AdviseError::Forbidden(_) => {
+                Errno::EPERM
+            }
             AdviseError::Unmapped(_) => Errno::ENOMEM,
             AdviseError::NoPages(_) => Errno::EFAULT,
             AdviseError::Split(_) | AdviseError::NoMemory(_) => Errno::EAGAIN,
@@ -96,7 +98,11 @@ fn new_flags(vma: Placed<'_>, advice: Advice) -> Option<Result<VmaFlags, AdviseE
     let old = vma.flags();
     let reading = VmaFlags::RAND_READ | VmaFlags::SEQ_READ;
     let unless = |forbidden: bool, flags: VmaFlags| {
-        if forbidden { Err(not_applicable(vma, advice)) } else { Ok(flags) }
+        if forbidden {
+            Err(not_applicable(vma, advice))
+        } else {
+            Ok(flags)
+        }
     };
     Some(match advice {
         Advice::NORMAL => Ok(old - reading),
@@ -108,11 +114,17 @@ fn new_flags(vma: Placed<'_>, advice: Advice) -> Option<Result<VmaFlags, AdviseE
             vma.file().is_some() || old.contains(VmaFlags::SHARED),
             old | VmaFlags::WIPEONFORK,
         ),
-        Advice::KEEPONFORK => unless(old.contains(VmaFlags::DROPPABLE), old - VmaFlags::WIPEONFORK),
+        Advice::KEEPONFORK => unless(
+            old.contains(VmaFlags::DROPPABLE),
+            old - VmaFlags::WIPEONFORK,
+        ),
         Advice::DONTDUMP => Ok(old | VmaFlags::DONTDUMP),
         Advice::DODUMP => {
             let special = old.intersects(VmaFlags::SPECIAL) && !old.contains(VmaFlags::HUGETLB);
-            unless(special || old.contains(VmaFlags::DROPPABLE), old - VmaFlags::DONTDUMP)
+            unless(
+                special || old.contains(VmaFlags::DROPPABLE),
+                old - VmaFlags::DONTDUMP,
+            )
         }
         Advice::MERGEABLE => {
             let never = VmaFlags::SPECIAL
@@ -120,7 +132,11 @@ fn new_flags(vma: Placed<'_>, advice: Advice) -> Option<Result<VmaFlags, AdviseE
                 | VmaFlags::MAYSHARE
                 | VmaFlags::HUGETLB
                 | VmaFlags::DROPPABLE;
-            Ok(if old.intersects(never) { old } else { old | VmaFlags::MERGEABLE })
+            Ok(if old.intersects(never) {
+                old
+            } else {
+                old | VmaFlags::MERGEABLE
+            })
         }
         Advice::UNMERGEABLE => Ok(old - VmaFlags::MERGEABLE),
         Advice::HUGEPAGE => Ok((old - VmaFlags::NOHUGEPAGE) | VmaFlags::HUGEPAGE),
@@ -130,11 +146,20 @@ fn new_flags(vma: Placed<'_>, advice: Advice) -> Option<Result<VmaFlags, AdviseE
 }
 
 fn not_applicable(vma: Placed<'_>, advice: Advice) -> AdviseError {
-    AdviseError::NotApplicable { vma: vma.range(), advice: advice.0 }
+    AdviseError::NotApplicable {
+        vma: vma.range(),
+        advice: advice.0,
+    }
 }
 
 /// Whether an advice that changes no flags may be given to a mapping.
-fn check(vma: Placed<'_>, advice: Advice, config: &SpaceConfig, start: u64, end: u64) -> Result<(), AdviseError> {
+fn check(
+    vma: Placed<'_>,
+    advice: Advice,
+    config: &SpaceConfig,
+    start: u64,
+    end: u64,
+) -> Result<(), AdviseError> {
     let flags = vma.flags();
     let forbidden = match advice {
         Advice::DONTNEED | Advice::FREE => VmaFlags::LOCKED | VmaFlags::PFNMAP,
@@ -152,8 +177,13 @@ fn check(vma: Placed<'_>, advice: Advice, config: &SpaceConfig, start: u64, end:
         Advice::COLLAPSE => {
             let size = config.huge_page_size;
             let first = start.checked_add(size - 1).map(|start| start & !(size - 1));
-            let fits = first.is_some_and(|first| first.checked_add(size).is_some_and(|slot| slot <= end));
-            if fits { Ok(()) } else { Err(not_applicable(vma, advice)) }
+            let fits =
+                first.is_some_and(|first| first.checked_add(size).is_some_and(|slot| slot <= end));
+            if fits {
+                Ok(())
+            } else {
+                Err(not_applicable(vma, advice))
+            }
         }
         _ => Ok(()),
     }
@@ -187,6 +217,34 @@ fn check_sealed(vma: Placed<'_>, advice: Advice) -> Result<(), AdviseError> {
     Ok(())
 }
 
+/// One mapping's part. Returns the end of the mapping that it belongs to then.
+fn advise_one(
+    draft: &mut Draft<'_>,
+    pager: &mut Pager<'_>,
+    start: u64,
+    end: u64,
+    advice: Advice,
+) -> Result<u64, AdviseError> {
+    let Some(vma) = draft.find(start) else {
+        return Ok(end);
+    };
+    check_sealed(vma, advice)?;
+    if let Some(flags) = new_flags(vma, advice) {
+        let flags = flags?;
+        if flags == vma.flags() {
+            return Ok(end);
+        }
+        let extras = vma.vma.extras().cloned();
+        return Ok(draft.modify(start, end, flags, extras.as_ref())?);
+    }
+    check(vma, advice, draft.config, start, end)?;
+    if advice == Advice::GUARD_INSTALL {
+        pager.identify(start);
+        draft.add_sticky(start, VmaFlags::MAYBE_GUARD);
+    }
+    Ok(end)
+}
+
 /// Mapping by mapping; holes are passed over and reported at the end. Source: `madvise_walk_vmas()`.
 fn walk(
     draft: &mut Draft<'_>,
@@ -209,25 +267,7 @@ fn walk(
             }
         }
         let to = vma.end.min(end);
-        check_sealed(vma, advice)?;
-        at = match new_flags(vma, advice) {
-            Some(flags) => {
-                let flags = flags?;
-                if flags == vma.flags() {
-                    to
-                } else {
-                    let extras = vma.vma.extras().cloned();
-                    draft.modify(at, to, flags, extras.as_ref())?.max(to)
-                }
-            }
-            None => {
-                check(vma, advice, draft.config, at, to)?;
-                if advice == Advice::GUARD_INSTALL {
-                    pager.identify(at);
-                }
-                to
-            }
-        };
+        at = advise_one(draft, pager, at, to, advice)?.max(to);
     }
     hole.map_or(Ok(()), |at| Err(AdviseError::Unmapped(at)))
 }
@@ -303,7 +343,11 @@ impl<B: Backend> WriteGuard<'_, B> {
     ///
     /// # Errors
     /// As there.
-    pub fn advise_vector(&mut self, ranges: &[(u64, u64)], advice: Advice) -> Result<u64, AdviseError> {
+    pub fn advise_vector(
+        &mut self,
+        ranges: &[(u64, u64)],
+        advice: Advice,
+    ) -> Result<u64, AdviseError> {
         let mut done = 0u64;
         for (addr, len) in ranges {
             match self.advise(*addr, *len, advice) {
@@ -338,7 +382,7 @@ impl<B: Backend> AddressSpace<B> {
         self.write().advise(addr, len, advice)
     }
 
-    /// Takes an advice for several ranges (process_madvise(2) on oneself) and returns the bytes advised.
+    /// Takes an advice for several ranges (`process_madvise(2)` on oneself) and returns the bytes advised.
     ///
     /// # Errors
     /// Those of [`advise`](Self::advise), if the first range fails; a later failure ends the call with what was done.

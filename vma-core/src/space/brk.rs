@@ -76,7 +76,10 @@ fn grow(draft: &mut Draft<'_>, inner: &Inner, old: u64, new: u64) -> Result<(), 
     if let Some(next) = draft.first_in(old, reach)
         && clearance > next.start_with_gap()
     {
-        return Err(BrkError::Collision { addr: new, next: next.range() });
+        return Err(BrkError::Collision {
+            addr: new,
+            next: next.range(),
+        });
     }
     let mut flags =
         VmaFlags::READ | VmaFlags::WRITE | VmaFlags::MAY | VmaFlags::ACCOUNT | inner.default_flags;
@@ -88,7 +91,9 @@ fn grow(draft: &mut Draft<'_>, inner: &Inner, old: u64, new: u64) -> Result<(), 
     check_map_count(draft.totals(), config)?;
     check_commit(draft.totals(), config, pages)?;
     let vma = new_vma(config, flags, draft.pages.count(old));
-    let extends = draft.prev(old).is_some_and(|heap| heap.end == old && heap.end > inner.start_brk);
+    let extends = draft
+        .prev(old)
+        .is_some_and(|heap| heap.end == old && heap.end > inner.start_brk);
     if extends {
         draft.insert_merged(old, new, vma, AnonId::NONE, Kind::LeftOnly);
     } else {
@@ -122,7 +127,12 @@ impl<B: Backend> WriteGuard<'_, B> {
         if limit != UNLIMITED && wanted > limit {
             let pages = config.pages();
             let used = pages.count(inner.brk - start);
-            return Err(LimitError::Data { used, wanted: pages.count(wanted), limit }.into());
+            return Err(LimitError::Data {
+                used,
+                wanted: pages.count(wanted),
+                limit,
+            }
+            .into());
         }
         let new = config.pages().ceil_wrapping(addr);
         let old = config.pages().ceil_wrapping(inner.brk);

@@ -6,7 +6,7 @@ use crate::addr::VmRange;
 use crate::backend::Backend;
 
 /// What is wrong with a space. Never seen, unless this library has a bug.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckError {
     /// Two mappings overlap or are out of order.
@@ -19,9 +19,9 @@ pub enum CheckError {
     #[error("totals are {cached:?}, a recount gives {counted:?}")]
     Totals {
         /// As kept.
-        cached: Totals,
+        cached: Box<Totals>,
         /// As counted.
-        counted: Totals,
+        counted: Box<Totals>,
     },
 }
 
@@ -48,11 +48,21 @@ impl<B: Backend> ReadGuard<'_, B> {
             last = Some(range);
         }
         let cached = self.inner.totals;
-        let counted = recount(self.iter(0).map(|vma| (vma.range().len(), vma.flags())), pages);
-        if (Totals { locked_surplus: 0, ..cached }) == counted {
+        let counted = recount(
+            self.iter(0).map(|vma| (vma.range().len(), vma.flags())),
+            pages,
+        );
+        if (Totals {
+            locked_surplus: 0,
+            ..cached
+        }) == counted
+        {
             return Ok(());
         }
-        Err(CheckError::Totals { cached, counted })
+        Err(CheckError::Totals {
+            cached: Box::new(cached),
+            counted: Box::new(counted),
+        })
     }
 }
 

@@ -4,8 +4,10 @@ use std::ops::Range;
 
 use vma_rcu::tree::Record as _;
 
+use super::draft::HookEvent;
 use super::{AddressSpace, Inner, WriteGuard};
 use crate::accounting::{Totals, check_commit};
+use crate::addr::VmRange;
 use crate::anon::{AnonId, AnonIds};
 use crate::backend::Backend;
 use crate::error::{Errno, LimitError, NoMemory};
@@ -32,6 +34,8 @@ impl DupError {
     }
 }
 
+type Entries = Vec<(Range<u64>, Vma)>;
+
 /// What the copy of a VMA is like.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Copying {
@@ -44,7 +48,11 @@ enum Copying {
 /// The child's record. Source: `dup_mmap()`, `anon_vma_fork()`.
 fn child_of(vma: &Vma, ids: &mut AnonIds) -> Vma {
     let flags = vma.flags() - VmaFlags::LOCK_BITS;
-    let anon = if flags.contains(VmaFlags::WIPEONFORK) { AnonId::NONE } else { ids.forked(vma.anon()) };
+    let anon = if flags.contains(VmaFlags::WIPEONFORK) {
+        AnonId::NONE
+    } else {
+        ids.forked(vma.anon())
+    };
     vma.clone().with_flags(flags).with_anon(anon)
 }
 
@@ -54,7 +62,7 @@ fn copy_entries<B: Backend>(
     config: &SpaceConfig,
     ids: &mut AnonIds,
     copying: Copying,
-) -> Result<(Vec<(Range<u64>, Vma)>, Totals), LimitError> {
+) -> Result<(Entries, Totals), LimitError> {
     let inner = guard.inner();
     let view = guard.space.tree.locked(&inner.writer);
     let mut entries = Vec::with_capacity(view.len());
@@ -88,7 +96,12 @@ impl<B: Backend> WriteGuard<'_, B> {
         let config = self.space.config.load_full();
         let mut ids = self.space.identities.lock().clone();
         let (entries, totals) = copy_entries(self, &config, &mut ids, copying)?;
-        let mut child = AddressSpace::assemble(SpaceConfig::clone(&config), self.space.tree.domain(), backend, ids);
+        let mut child = AddressSpace::assemble(
+            SpaceConfig::clone(&config),
+            self.space.tree.domain(),
+            backend,
+            ids,
+        );
         for (range, vma) in &entries {
             if let Some(file) = vma.file()
                 && vma.is_shared_maywrite()
@@ -97,16 +110,20 @@ impl<B: Backend> WriteGuard<'_, B> {
             }
             if let Some(hooks) = vma.hooks() {
                 self.after.changed = true;
-                self.after.hooks.push(super::HookEvent {
+                self.after.hooks.push(HookEvent {
                     hooks: hooks.clone(),
-                    range: crate::addr::VmRange::new(range.start, range.end),
+                    range: VmRange::new(range.start, range.end),
                     opened: true,
                 });
             }
         }
         let parent = self.inner();
         let inner = child.inner.get_mut();
-        inner.guarded = entries.iter().filter(|(_, vma)| vma.start_gap() > 0).map(|(range, _)| range.start).collect();
+        inner.guarded = entries
+            .iter()
+            .filter(|(_, vma)| vma.start_gap() > 0)
+            .map(|(range, _)| range.start)
+            .collect();
         let built = child.tree.build(&mut inner.writer, entries);
         inherit(inner, parent, copying);
         inner.totals = totals;

@@ -63,7 +63,12 @@ impl<'a> Pager<'a> {
 
     #[expect(clippy::unnecessary_wraps, reason = "a step of chains of options")]
     fn place(&self, entry: vma_rcu::tree::Entry<'a, Vma>) -> Option<Placed<'a>> {
-        Some(Placed { start: entry.start, end: entry.end, vma: entry.value, pages: self.pages })
+        Some(Placed {
+            start: entry.start,
+            end: entry.end,
+            vma: entry.value,
+            pages: self.pages,
+        })
     }
 
     /// Gives the mapping at `addr` an identity if it has none (`anon_vma_prepare`).
@@ -72,7 +77,10 @@ impl<'a> Pager<'a> {
             return;
         };
         let next = self.next(vma.end);
-        let prev = self.view.find_prev(vma.start).and_then(|entry| self.place(entry));
+        let prev = self
+            .view
+            .find_prev(vma.start)
+            .and_then(|entry| self.place(entry));
         let id = reusable(vma, prev, next).unwrap_or_else(|| self.ids.fresh());
         vma.vma.anon_cell().set(id);
     }
@@ -106,7 +114,11 @@ impl<'a> Pager<'a> {
             Access::Read => flags.is_accessible(),
         };
         if !allowed {
-            return Err(FaultError::Denied { addr: start, access, vma: vma.range() });
+            return Err(FaultError::Denied {
+                addr: start,
+                access,
+                vma: vma.range(),
+            });
         }
         if access == Access::Write && !flags.contains(VmaFlags::SHARED) {
             // Before the file is asked for the page, so that it stays when there is none.
@@ -185,11 +197,14 @@ impl<B: Backend> WriteGuard<'_, B> {
     /// # Errors
     /// As there.
     pub fn touch(&mut self, addr: u64, len: u64, access: Access) -> Result<(), FaultError> {
-        let end = addr.checked_add(len.max(1)).ok_or(FaultError::Unmapped(addr))?;
+        let end = addr
+            .checked_add(len.max(1))
+            .ok_or(FaultError::Unmapped(addr))?;
         let mut at = addr;
         while at < end {
             if self.find(at).is_none() {
-                self.expand_stack(at).map_err(|_| FaultError::Unmapped(at))?;
+                self.expand_stack(at)
+                    .map_err(|_| FaultError::Unmapped(at))?;
             }
             let config = self.config();
             at = self.pager(&config).access(at, end, access)?;
@@ -217,7 +232,9 @@ impl<B: Backend> AddressSpace<B> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn touch(&self, addr: u64, len: u64, access: Access) -> Result<(), FaultError> {
-        let end = addr.checked_add(len.max(1)).ok_or(FaultError::Unmapped(addr))?;
+        let end = addr
+            .checked_add(len.max(1))
+            .ok_or(FaultError::Unmapped(addr))?;
         let mut at = addr;
         while at < end {
             {
@@ -237,7 +254,9 @@ impl<B: Backend> AddressSpace<B> {
                 }
             }
             // A stack may grow down to here, which needs the exclusive side; meanwhile all may have changed.
-            self.write().expand_stack(at).map_err(|_| FaultError::Unmapped(at))?;
+            self.write()
+                .expand_stack(at)
+                .map_err(|_| FaultError::Unmapped(at))?;
         }
         Ok(())
     }

@@ -99,7 +99,9 @@ fn mark(draft: &mut Draft<'_>, start: u64, end: u64, bits: VmaFlags) -> Result<u
 
 /// Mapping by mapping; on an error the ones before stay changed. Source: `apply_vma_lock_flags()`.
 fn apply(draft: &mut Draft<'_>, addr: u64, len: u64, bits: VmaFlags) -> Result<(), LockError> {
-    let end = addr.checked_add(len).ok_or(LockError::Wraps { addr, len })?;
+    let end = addr
+        .checked_add(len)
+        .ok_or(LockError::Wraps { addr, len })?;
     let mut at = addr;
     while at < end {
         let vma = draft.find(at).ok_or(LockError::Unmapped(at))?;
@@ -127,7 +129,15 @@ impl<B: Backend> WriteGuard<'_, B> {
             return Err(LockError::BadFlags(flags.bits()));
         }
         let on_fault = flags.contains(LockFlags::ONFAULT);
-        self.lock_range(addr, len, if on_fault { VmaFlags::LOCK_BITS } else { VmaFlags::LOCKED })
+        self.lock_range(
+            addr,
+            len,
+            if on_fault {
+                VmaFlags::LOCK_BITS
+            } else {
+                VmaFlags::LOCKED
+            },
+        )
     }
 
     fn lock_range(&mut self, addr: u64, len: u64, bits: VmaFlags) -> Result<(), LockError> {
@@ -185,8 +195,16 @@ impl<B: Backend> WriteGuard<'_, B> {
         if current {
             check_lock_pages(0, &config, self.totals().total)?;
         }
-        let bits = if flags.contains(LockAllFlags::ONFAULT) { VmaFlags::LOCK_BITS } else { VmaFlags::LOCKED };
-        self.lock_all(&config, flags.contains(LockAllFlags::FUTURE).then_some(bits), current.then_some(bits))?;
+        let bits = if flags.contains(LockAllFlags::ONFAULT) {
+            VmaFlags::LOCK_BITS
+        } else {
+            VmaFlags::LOCKED
+        };
+        self.lock_all(
+            &config,
+            flags.contains(LockAllFlags::FUTURE).then_some(bits),
+            current.then_some(bits),
+        )?;
         if current {
             self.populate(0, config.task_size);
         }
@@ -221,7 +239,8 @@ impl<B: Backend> WriteGuard<'_, B> {
             self.commit(changes)?;
         }
         let inner = self.inner_mut();
-        inner.default_flags = (inner.default_flags - VmaFlags::LOCK_BITS) | future.unwrap_or_default();
+        inner.default_flags =
+            (inner.default_flags - VmaFlags::LOCK_BITS) | future.unwrap_or_default();
         Ok(())
     }
 }

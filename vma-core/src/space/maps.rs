@@ -76,9 +76,9 @@ pub struct MapsEntry {
 impl MapsEntry {
     fn new(vma: VmaRef<'_>, inner: &Inner, page_size: u64) -> Self {
         let file = vma.file().cloned();
-        let (device, inode) = file
-            .as_ref()
-            .map_or(((0, 0), 0), |file| (file.object().device(), file.object().inode()));
+        let (device, inode) = file.as_ref().map_or(((0, 0), 0), |file| {
+            (file.object().device(), file.object().inode())
+        });
         MapsEntry {
             start: vma.start(),
             end: vma.end(),
@@ -94,7 +94,7 @@ impl MapsEntry {
     }
 }
 
-/// Source: `get_vma_name()` in fs/proc/task_mmu.c.
+/// Source: `get_vma_name()` in `fs/proc/task_mmu.c`.
 fn name_of(vma: VmaRef<'_>, inner: &Inner) -> MapsName {
     if let Some(name) = vma.vma().special_name() {
         return MapsName::Special(name.clone());
@@ -105,7 +105,10 @@ fn name_of(vma: VmaRef<'_>, inner: &Inner) -> MapsName {
     if vma.start() < inner.brk && vma.end() > inner.start_brk {
         return MapsName::Heap;
     }
-    if inner.start_stack.is_some_and(|stack| vma.start() <= stack && vma.end() >= stack) {
+    if inner
+        .start_stack
+        .is_some_and(|stack| vma.start() <= stack && vma.end() >= stack)
+    {
         return MapsName::Stack;
     }
     match vma.vma().anon_name() {
@@ -119,13 +122,12 @@ const NAME_COLUMN: usize = 73;
 
 impl fmt::Display for MapsEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let perms = self.flags.perms();
-        let [r, w, x, p] = perms.map(char::from);
+        let perms: String = self.flags.perms().map(char::from).iter().collect();
         let mut line = String::with_capacity(NAME_COLUMN);
         let (major, minor) = self.device;
         write!(
             line,
-            "{:08x}-{:08x} {r}{w}{x}{p} {:08x} {major:02x}:{minor:02x} {} ",
+            "{:08x}-{:08x} {perms} {:08x} {major:02x}:{minor:02x} {} ",
             self.start, self.end, self.offset, self.inode
         )?;
         if self.name != MapsName::None {
@@ -142,7 +144,8 @@ impl<B: Backend> ReadGuard<'_, B> {
     /// The layout, line by line.
     pub fn maps_entries(&self) -> impl Iterator<Item = MapsEntry> {
         let page_size = self.space.config.load().page_size;
-        self.iter(0).map(move |vma| MapsEntry::new(vma, &self.inner, page_size))
+        self.iter(0)
+            .map(move |vma| MapsEntry::new(vma, &self.inner, page_size))
     }
 
     /// The layout as the text of `/proc/PID/maps`.

@@ -26,6 +26,7 @@ mod check;
 mod draft;
 mod dup;
 mod fault;
+mod guard;
 mod lock;
 mod map;
 mod maps;
@@ -44,7 +45,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{Mutex, RwLock};
 use vma_rcu::reclaim::{Domain, Guard, Reader};
 use vma_rcu::tree::{RangeTree, Record as _, Writer};
 
@@ -53,6 +54,7 @@ pub use self::brk::BrkError;
 pub use self::check::CheckError;
 pub use self::dup::DupError;
 pub use self::fault::{Access, FaultError};
+pub use self::guard::{ReadGuard, WriteGuard};
 pub use self::lock::LockError;
 pub use self::map::{MapError, MapRequest};
 pub use self::maps::{MapsEntry, MapsName};
@@ -66,12 +68,12 @@ pub use self::stack::GrowError;
 pub use self::unmap::UnmapError;
 pub use self::view::VmaRef;
 
-use self::draft::{Changes, Draft, HookEvent, Piece, Window};
+use self::draft::{Piece, Window};
+use self::guard::After;
 use crate::accounting::Totals;
 use crate::addr::Pages;
 use crate::anon::AnonIds;
-use crate::backend::{self, Backend};
-use crate::error::NoMemory;
+use crate::backend::Backend;
 use crate::flags::{MdweFlags, VmaFlags};
 use crate::limits::{ConfigError, SpaceConfig};
 use crate::vma::Vma;
@@ -139,16 +141,21 @@ struct Inner {
 }
 
 impl Inner {
-    /// What a replaced window changes in `guarded`, if anything.
-    fn guard_edit(&self, window: &Window) -> Option<GuardEdit> {
-        let from = self.guarded.partition_point(|start| *start < window.start);
-        let to = self.guarded.partition_point(|start| *start < window.end);
+    /// What replaced windows change in `guarded`.
+    #[cold]
+    fn guard_edits(windows: &[Window]) -> Vec<GuardEdit> {
         let keeps_gap = |piece: &&Piece| piece.vma.start_gap() > 0;
-        if from == to && !window.pieces.iter().any(|piece| keeps_gap(&piece)) {
-            return None;
-        }
-        let starts = window.pieces.iter().filter(keeps_gap).map(|piece| piece.start).collect();
-        Some(GuardEdit { start: window.start, end: window.end, starts })
+        let edit = |window: &Window| GuardEdit {
+            start: window.start,
+            end: window.end,
+            starts: window
+                .pieces
+                .iter()
+                .filter(keeps_gap)
+                .map(|piece| piece.start)
+                .collect(),
+        };
+        windows.iter().map(edit).collect()
     }
 
     fn apply_guard_edit(&mut self, edit: GuardEdit) {
@@ -180,9 +187,16 @@ impl<B: Backend> AddressSpace<B> {
     ///
     /// # Errors
     /// [`ConfigError`] for values that no kernel could have.
-    pub fn with_backend(config: SpaceConfig, domain: &Domain, backend: B) -> Result<Self, ConfigError> {
+    pub fn with_backend(
+        config: SpaceConfig,
+        domain: &Domain,
+        backend: B,
+    ) -> Result<Self, ConfigError> {
         config.validate()?;
-        let config = SpaceConfig { mmap_base: Some(config.base()), ..config };
+        let config = SpaceConfig {
+            mmap_base: Some(config.base()),
+            ..config
+        };
         Ok(Self::assemble(config, domain, backend, AnonIds::default()))
     }
 
@@ -244,7 +258,10 @@ impl<B: Backend> AddressSpace<B> {
 
     /// Keeps the layout as it is until the guard is dropped.
     pub fn read(&self) -> ReadGuard<'_, B> {
-        ReadGuard { space: self, inner: self.inner.read() }
+        ReadGuard {
+            space: self,
+            inner: self.inner.read(),
+        }
     }
 
     /// Takes the exclusive side, to make several calls without letting others in between.
@@ -293,7 +310,10 @@ impl<B: Backend> AddressSpace<B> {
 impl Default for AddressSpace<()> {
     fn default() -> Self {
         Self::assemble(
-            SpaceConfig { mmap_base: Some(SpaceConfig::default().base()), ..SpaceConfig::default() },
+            SpaceConfig {
+                mmap_base: Some(SpaceConfig::default().base()),
+                ..SpaceConfig::default()
+            },
             &Domain::default(),
             (),
             AnonIds::default(),
@@ -303,153 +323,9 @@ impl Default for AddressSpace<()> {
 
 impl<B: Backend> fmt::Debug for AddressSpace<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AddressSpace").field("totals", &self.totals()).finish_non_exhaustive()
-    }
-}
-
-/// The layout is stable while this lives.
-pub struct ReadGuard<'s, B: Backend = ()> {
-    space: &'s AddressSpace<B>,
-    inner: RwLockReadGuard<'s, Inner>,
-}
-
-impl<B: Backend> fmt::Debug for ReadGuard<'_, B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReadGuard").field("totals", &self.inner.totals).finish_non_exhaustive()
-    }
-}
-
-/// The exclusive side: all calls that change the layout, one after the other with nobody between.
-///
-/// Files and owners' hooks are let go of after the guard.
-pub struct WriteGuard<'s, B: Backend = ()> {
-    space: &'s AddressSpace<B>,
-    /// `None` only inside `drop`.
-    inner: Option<RwLockWriteGuard<'s, Inner>>,
-    after: After,
-}
-
-impl<B: Backend> fmt::Debug for WriteGuard<'_, B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WriteGuard").finish_non_exhaustive()
-    }
-}
-
-/// What waits until the lock is let go.
-#[derive(Default)]
-struct After {
-    hooks: Vec<HookEvent>,
-    zaps: Vec<(u64, u64)>,
-    changed: bool,
-}
-
-impl<'s, B: Backend> WriteGuard<'s, B> {
-    fn inner(&self) -> &Inner {
-        match &self.inner {
-            Some(inner) => inner,
-            None => unreachable!("only drop takes the lock guard out"),
-        }
-    }
-
-    fn inner_mut(&mut self) -> &mut Inner {
-        match &mut self.inner {
-            Some(inner) => inner,
-            None => unreachable!("only drop takes the lock guard out"),
-        }
-    }
-
-    /// Loaded once per call.
-    fn config(&self) -> arc_swap::Guard<Arc<SpaceConfig>> {
-        self.space.config.load()
-    }
-
-    /// Starts planning.
-    fn draft<'a>(&'a self, config: &'a SpaceConfig) -> Draft<'a> {
-        let inner = self.inner();
-        Draft::new(self.space.tree.locked(&inner.writer), &inner.guarded, config, inner.totals)
-    }
-
-    /// Prepares and publishes. On an error nothing has changed.
-    fn commit(&mut self, changes: Changes) -> Result<(), NoMemory> {
-        let space: &'s AddressSpace<B> = self.space;
-        if changes.windows.is_empty() {
-            self.inner_mut().totals = changes.totals;
-            return Ok(());
-        }
-        let told = if B::ACTIVE { prepare_backend(&space.backend, &changes)? } else { Vec::new() };
-        let inner = self.inner_mut();
-        let guard_edits: Vec<_> = changes.windows.iter().filter_map(|window| inner.guard_edit(window)).collect();
-        let mut transaction = space.tree.write(&mut inner.writer);
-        for window in changes.windows {
-            let entries = window.pieces.into_iter().map(|Piece { start, end, vma }| (start..end, vma));
-            transaction.splice(window.start..window.end, entries).map_err(|_| NoMemory)?;
-        }
-        let prepared = transaction.prepare().map_err(|_| NoMemory)?;
-        drop(prepared.commit());
-        for edit in guard_edits {
-            inner.apply_guard_edit(edit);
-        }
-        inner.totals = changes.totals;
-        inner.stats.add(changes.stats);
-        inner.stats.publishes += 1;
-        for (file, delta) in changes.writable {
-            file.count_writable(delta);
-        }
-        self.after.changed = true;
-        if !changes.hooks.is_empty() {
-            self.after.hooks.extend(changes.hooks);
-        }
-        for (start, end, pieces) in told {
-            space.backend.commit(start, end, &pieces);
-            self.after.zaps.push((start, end));
-        }
-        Ok(())
-    }
-
-    /// As [`AddressSpace::totals`].
-    pub fn totals(&self) -> Totals {
-        self.inner().totals
-    }
-}
-
-type Told = Vec<(u64, u64, Vec<backend::Piece>)>;
-
-fn prepare_backend<B: Backend>(backend: &B, changes: &Changes) -> Result<Told, NoMemory> {
-    let mut told = Told::new();
-    for window in &changes.windows {
-        let pieces: Vec<_> = window
-            .pieces
-            .iter()
-            .map(|piece| backend::Piece {
-                start: piece.start,
-                end: piece.end,
-                flags: piece.vma.flags(),
-            })
-            .collect();
-        backend.prepare(window.start, window.end, &pieces)?;
-        told.push((window.start, window.end, pieces));
-    }
-    Ok(told)
-}
-
-impl<B: Backend> Drop for WriteGuard<'_, B> {
-    fn drop(&mut self) {
-        let after = std::mem::take(&mut self.after);
-        drop(self.inner.take());
-        if !after.changed {
-            return;
-        }
-        for (start, end) in after.zaps {
-            self.space.backend.zap(start, end);
-        }
-        // Opened before closed, so that an owner who counts doesn't see none in between.
-        for event in after.hooks.iter().filter(|event| event.opened) {
-            event.hooks.opened(event.range);
-        }
-        for event in after.hooks.iter().filter(|event| !event.opened) {
-            event.hooks.closed(event.range);
-        }
-        self.space.tree.domain().collect();
+        f.debug_struct("AddressSpace")
+            .field("totals", &self.totals())
+            .finish_non_exhaustive()
     }
 }
 

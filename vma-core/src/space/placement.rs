@@ -62,7 +62,9 @@ pub(super) fn place(ground: &Ground<'_>, request: &PlaceRequest) -> Result<u64, 
     }
     let addr = if request.flags.contains(MapFlags::FIXED) {
         if request.hint >= FIRST_ERROR {
-            return Err(PlaceError::ReadAsError((request.hint.wrapping_neg()) as u16));
+            return Err(PlaceError::ReadAsError(
+                (request.hint.wrapping_neg()) as u16,
+            ));
         }
         request.hint
     } else if request.huge_aligned {
@@ -100,7 +102,11 @@ fn search(ground: &Ground<'_>, request: &PlaceRequest) -> Result<u64, PlaceError
     if hint_is_free(ground, request.hint, request.len, config.task_size) {
         return Ok(request.hint);
     }
-    let low = if request.flags.contains(MapFlags::ABOVE4G) { FOUR_GIB } else { config.page_size };
+    let low = if request.flags.contains(MapFlags::ABOVE4G) {
+        FOUR_GIB
+    } else {
+        config.page_size
+    };
     let window = VmRange::new(low.max(config.mmap_min_addr), config.base());
     if let Some(addr) = highest_gap(ground, request, window) {
         return Ok(addr);
@@ -114,7 +120,10 @@ fn hint_is_free(ground: &Ground<'_>, hint: u64, len: u64, limit: u64) -> bool {
     if hint == 0 || len > limit || hint > limit - len {
         return false;
     }
-    debug_assert!(ground.config.pages().is_aligned(hint), "the caller rounds hints");
+    debug_assert!(
+        ground.config.pages().is_aligned(hint),
+        "the caller rounds hints"
+    );
     ground
         .view
         .find_next(hint)
@@ -123,7 +132,11 @@ fn hint_is_free(ground: &Ground<'_>, hint: u64, len: u64, limit: u64) -> bool {
 
 /// Length to look for: a shadow stack keeps a page free below itself.
 fn padded(config: &SpaceConfig, request: &PlaceRequest) -> u64 {
-    if request.vma_flags.contains(VmaFlags::SHADOW_STACK) { config.page_size } else { 0 }
+    if request.vma_flags.contains(VmaFlags::SHADOW_STACK) {
+        config.page_size
+    } else {
+        0
+    }
 }
 
 /// The highest gap, as Linux finds it: where the mapping above a gap keeps a guard gap, the search goes on
@@ -158,8 +171,15 @@ fn passed_guard(ground: &Ground<'_>, len: u64, window: VmRange, reached: u64) ->
         if gap_end <= reached {
             return None;
         }
-        let gap_start = ground.view.find_prev(*start).map_or(0, |prev| prev.end).max(window.start);
-        let below = ground.view.find(*start).map_or(*start, |vma| start.saturating_sub(vma.value.start_gap()));
+        let gap_start = ground
+            .view
+            .find_prev(*start)
+            .map_or(0, |prev| prev.end)
+            .max(window.start);
+        let below = ground
+            .view
+            .find(*start)
+            .map_or(*start, |vma| start.saturating_sub(vma.value.start_gap()));
         if gap_start < gap_end && gap_end - gap_start >= len && below < gap_end {
             return Some(below);
         }
@@ -186,15 +206,17 @@ fn lowest(ground: &Ground<'_>, request: &PlaceRequest) -> Result<u64, PlaceError
     }
     let gap = padded(config, request);
     let len = request.len.checked_add(gap).ok_or(PlaceError::NoSpace)?;
-    ground.view.lowest_gap(&GapRequest {
-        len,
-        // Gaps begin and end at page boundaries.
-        align: 1,
-        align_offset: 0,
-        window: low..window.end,
-    })
-    .map(|addr| addr + gap)
-    .ok_or(PlaceError::NoSpace)
+    ground
+        .view
+        .lowest_gap(&GapRequest {
+            len,
+            // Gaps begin and end at page boundaries.
+            align: 1,
+            align_offset: 0,
+            window: low..window.end,
+        })
+        .map(|addr| addr + gap)
+        .ok_or(PlaceError::NoSpace)
 }
 
 /// Looks for a place with room to align, and takes the aligned slot in it. Source: `__thp_get_unmapped_area()`.

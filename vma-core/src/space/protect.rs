@@ -63,9 +63,9 @@ impl ProtectError {
     /// The error number.
     pub const fn errno(self) -> Errno {
         match self {
-            ProtectError::BadProtection(_) | ProtectError::Unaligned(_) | ProtectError::NotGrowing(_) => {
-                Errno::EINVAL
-            }
+            ProtectError::BadProtection(_)
+            | ProtectError::Unaligned(_)
+            | ProtectError::NotGrowing(_) => Errno::EINVAL,
             ProtectError::Wraps { .. } | ProtectError::Unmapped(_) => Errno::ENOMEM,
             ProtectError::Denied { .. } | ProtectError::WriteExec(_) => Errno::EACCES,
             ProtectError::Sealed(_) => Errno::EPERM,
@@ -107,7 +107,9 @@ fn parse(
 
 /// Where the change begins: the first mapping must be there, and grow if that was asked for.
 fn first(draft: &Draft<'_>, start: u64, end: u64, prot: Prot) -> Result<(u64, u64), ProtectError> {
-    let vma = draft.first_in(start, end).ok_or(ProtectError::Unmapped(start))?;
+    let vma = draft
+        .first_in(start, end)
+        .ok_or(ProtectError::Unmapped(start))?;
     if prot.contains(Prot::GROWSDOWN) {
         if !vma.flags().contains(VmaFlags::GROWSDOWN) {
             return Err(ProtectError::NotGrowing(vma.range()));
@@ -141,7 +143,10 @@ fn change(
         let old = vma.flags();
         let range = vma.range();
         let mut wanted = prot;
-        if draft.config.read_implies_exec && prot.contains(Prot::READ) && old.contains(VmaFlags::MAYEXEC) {
+        if draft.config.read_implies_exec
+            && prot.contains(Prot::READ)
+            && old.contains(VmaFlags::MAYEXEC)
+        {
             wanted |= Prot::EXEC;
         }
         let access = prot_bits(wanted);
@@ -149,7 +154,10 @@ fn change(
         // The MAY bits lie four above the access bits.
         let may = VmaFlags::from_bits_retain(new.bits() >> 4) & VmaFlags::ACCESS;
         if !may.contains(access) {
-            return Err(ProtectError::Denied { vma: range, prot: wanted.bits() });
+            return Err(ProtectError::Denied {
+                vma: range,
+                prot: wanted.bits(),
+            });
         }
         if denied_by_mdwe(mdwe, old, new) {
             return Err(ProtectError::WriteExec(range));
@@ -197,7 +205,8 @@ fn change_one(
             check_commit(totals, config, pages)?;
             flags |= VmaFlags::ACCOUNT;
         }
-    } else if old.contains(VmaFlags::ACCOUNT) && vma.vma.is_anonymous() && vma.vma.anon().is_none() {
+    } else if old.contains(VmaFlags::ACCOUNT) && vma.vma.is_anonymous() && vma.vma.anon().is_none()
+    {
         flags -= VmaFlags::ACCOUNT;
     }
     let result = draft.modify(start, end, flags, extras.as_ref())?;

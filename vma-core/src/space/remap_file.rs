@@ -1,4 +1,4 @@
-//! remap_file_pages(2).
+//! `remap_file_pages(2)`.
 
 use super::draft::Draft;
 use super::map::MapError;
@@ -45,14 +45,23 @@ impl RemapFileError {
     }
 }
 
-fn parse(config: &SpaceConfig, addr: u64, len: u64, prot: Prot, pgoff: u64) -> Result<VmRange, RemapFileError> {
+fn parse(
+    config: &SpaceConfig,
+    addr: u64,
+    len: u64,
+    prot: Prot,
+    pgoff: u64,
+) -> Result<VmRange, RemapFileError> {
     if !prot.is_empty() {
         return Err(RemapFileError::BadProtection(prot.bits()));
     }
     let pages = config.pages();
     let bad = RemapFileError::BadRange { addr, len, pgoff };
     let start = pages.floor(addr);
-    let end = start.checked_add(pages.floor(len)).filter(|end| *end > start).ok_or(bad)?;
+    let end = start
+        .checked_add(pages.floor(len))
+        .filter(|end| *end > start)
+        .ok_or(bad)?;
     pgoff.checked_add(pages.count(end - start)).ok_or(bad)?;
     Ok(VmRange::new(start, end))
 }
@@ -94,7 +103,11 @@ impl<B: Backend> WriteGuard<'_, B> {
         let refused = RemapFileError::NotShared(range);
         let vma = draft.find(range.start).ok_or(refused)?;
         let bits = vma.flags();
-        let file = vma.file().filter(|_| bits.contains(VmaFlags::SHARED)).ok_or(refused)?.clone();
+        let file = vma
+            .file()
+            .filter(|_| bits.contains(VmaFlags::SHARED))
+            .ok_or(refused)?
+            .clone();
         if !is_covered(&draft, range) {
             return Err(refused);
         }
@@ -110,7 +123,7 @@ impl<B: Backend> WriteGuard<'_, B> {
 }
 
 impl<B: Backend> AddressSpace<B> {
-    /// Maps other pages of the file into part of a shared mapping (remap_file_pages(2)), as a new fixed mapping.
+    /// Maps other pages of the file into part of a shared mapping (`remap_file_pages(2)`), as a new fixed mapping.
     ///
     /// `addr` and `len` are rounded down to pages.
     ///

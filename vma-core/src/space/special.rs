@@ -35,7 +35,15 @@ pub struct SpecialMapping {
 impl SpecialMapping {
     /// Anonymous memory with these flags.
     pub fn anonymous(start: u64, end: u64, flags: VmaFlags) -> Self {
-        SpecialMapping { start, end, flags, pgoff: None, file: None, name: None, hooks: None }
+        SpecialMapping {
+            start,
+            end,
+            flags,
+            pgoff: None,
+            file: None,
+            name: None,
+            hooks: None,
+        }
     }
 }
 
@@ -78,7 +86,9 @@ pub enum NameError {
     #[error("names of anonymous memory aren't built in")]
     NotBuiltIn,
     /// Too long, or with a character that isn't allowed.
-    #[error("the name is longer than 79 bytes or holds one of \\ ` $ [ ] or an unprintable character")]
+    #[error(
+        "the name is longer than 79 bytes or holds one of \\ ` $ [ ] or an unprintable character"
+    )]
     BadName,
     /// Unaligned or wraps around.
     #[error("{len:#x} bytes at {addr:#x}: unaligned or wraps around")]
@@ -106,7 +116,9 @@ impl NameError {
     /// The error number.
     pub const fn errno(self) -> Errno {
         match self {
-            NameError::NotBuiltIn | NameError::BadName | NameError::BadRange { .. } => Errno::EINVAL,
+            NameError::NotBuiltIn | NameError::BadName | NameError::BadRange { .. } => {
+                Errno::EINVAL
+            }
             NameError::Split(SplitError::Refused { .. }) => Errno::EINVAL,
             NameError::Unmapped(_) => Errno::ENOMEM,
             NameError::NotAnonymous(_) => Errno::EBADF,
@@ -125,7 +137,12 @@ fn is_valid_name(name: &str) -> bool {
             .all(|byte| (byte == b' ' || byte.is_ascii_graphic()) && !b"\\`$[]".contains(&byte))
 }
 
-fn rename(draft: &mut Draft<'_>, start: u64, end: u64, name: Option<&Arc<str>>) -> Result<(), NameError> {
+fn rename(
+    draft: &mut Draft<'_>,
+    start: u64,
+    end: u64,
+    name: Option<&Arc<str>>,
+) -> Result<(), NameError> {
     let mut hole = None;
     let mut at = start;
     while at < end {
@@ -141,7 +158,11 @@ fn rename(draft: &mut Draft<'_>, start: u64, end: u64, name: Option<&Arc<str>>) 
             return Err(NameError::NotAnonymous(vma.range()));
         }
         let to = vma.end.min(end);
-        let mut extras = vma.vma.extras().map(|extras| Extras::clone(extras)).unwrap_or_default();
+        let mut extras = vma
+            .vma
+            .extras()
+            .map(|extras| Extras::clone(extras))
+            .unwrap_or_default();
         if extras.anon_name.as_ref() == name {
             at = to;
             continue;
@@ -161,13 +182,18 @@ impl<B: Backend> WriteGuard<'_, B> {
     /// As there.
     pub fn insert_special(&mut self, mapping: &SpecialMapping) -> Result<(), SpecialError> {
         let config = self.config();
-        let &SpecialMapping { start, end, flags, .. } = mapping;
+        let &SpecialMapping {
+            start, end, flags, ..
+        } = mapping;
         let bad = SpecialError::BadRange { start, end };
         let len = end.checked_sub(start).filter(|len| *len > 0).ok_or(bad)?;
         if !config.pages().is_aligned(end) {
             return Err(bad);
         }
-        let limits_only = crate::limits::SpaceConfig { mmap_min_addr: 0, ..**config };
+        let limits_only = crate::limits::SpaceConfig {
+            mmap_min_addr: 0,
+            ..**config
+        };
         check_fixed(&limits_only, start, len).map_err(|_| bad)?;
         let mut draft = self.draft(&config);
         if let Some(there) = draft.first_in(start, end) {
@@ -175,11 +201,20 @@ impl<B: Backend> WriteGuard<'_, B> {
         }
         let has_ops = mapping.name.is_some() || mapping.hooks.is_some();
         let extras = has_ops.then(|| {
-            let special = Special { name: mapping.name.clone(), hooks: mapping.hooks.clone(), has_ops };
-            Arc::new(Extras { special: Some(special), ..Extras::default() })
+            let special = Special {
+                name: mapping.name.clone(),
+                hooks: mapping.hooks.clone(),
+                has_ops,
+            };
+            Arc::new(Extras {
+                special: Some(special),
+                ..Extras::default()
+            })
         });
         let pgoff = mapping.pgoff.unwrap_or_else(|| config.pages().count(start));
-        let vma = new_vma(&config, flags, pgoff).with_file(mapping.file.clone()).with_extras(extras);
+        let vma = new_vma(&config, flags, pgoff)
+            .with_file(mapping.file.clone())
+            .with_extras(extras);
         draft.insert(start, end, vma);
         let changes = draft.finish();
         self.commit(changes)?;

@@ -59,14 +59,20 @@ impl GrowError {
 fn check_place(draft: &Draft<'_>, page: u64, stack: VmRange) -> Result<(), GrowError> {
     let config = draft.config;
     if page < config.mmap_min_addr {
-        return Err(GrowError::TooLow { addr: page, min: config.mmap_min_addr });
+        return Err(GrowError::TooLow {
+            addr: page,
+            min: config.mmap_min_addr,
+        });
     }
     if let Some(below) = draft.prev(stack.start)
         && !below.flags().contains(VmaFlags::GROWSDOWN)
         && below.flags().is_accessible()
         && page.saturating_sub(below.end) < config.stack_guard_gap()
     {
-        return Err(GrowError::GuardGap { addr: page, below: below.range() });
+        return Err(GrowError::GuardGap {
+            addr: page,
+            below: below.range(),
+        });
     }
     Ok(())
 }
@@ -78,12 +84,20 @@ fn grow(draft: &mut Draft<'_>, page: u64) -> Result<(), GrowError> {
     };
     let (start, end, flags) = (vma.start, vma.end, vma.flags());
     let pages = draft.pages.count(start - page);
-    let pgoff = vma.vma.pgoff().checked_sub(pages).ok_or(GrowError::Offset(vma.range()))?;
+    let pgoff = vma
+        .vma
+        .pgoff()
+        .checked_sub(pages)
+        .ok_or(GrowError::Offset(vma.range()))?;
     let grown = vma.vma.clone().with_pgoff(pgoff);
     let (totals, config) = (draft.totals(), draft.config);
     check_expand(totals, config, flags, pages)?;
     if end - page > config.limits.stack {
-        return Err(LimitError::Stack { wanted: end - page, limit: config.limits.stack }.into());
+        return Err(LimitError::Stack {
+            wanted: end - page,
+            limit: config.limits.stack,
+        }
+        .into());
     }
     check_lock(totals, config, flags, start - page)?;
     check_commit(totals, config, pages)?;

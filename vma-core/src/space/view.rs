@@ -56,7 +56,11 @@ impl<'g> VmaRef<'g> {
 
     /// Page offset as maps shows it: 0 without a file.
     pub fn shown_pgoff(self) -> u64 {
-        if self.vma.file().is_some() { self.vma.pgoff() } else { 0 }
+        if self.vma.file().is_some() {
+            self.vma.pgoff()
+        } else {
+            0
+        }
     }
 
     /// What it maps, if a file.
@@ -70,21 +74,32 @@ impl<'g> VmaRef<'g> {
     }
 }
 
-
 impl<B: Backend> ReadGuard<'_, B> {
     /// The mapping that holds `addr`.
     pub fn find(&self, addr: u64) -> Option<VmaRef<'_>> {
-        self.space.tree.locked(&self.inner.writer).find(addr).map(VmaRef::from_entry)
+        self.space
+            .tree
+            .locked(&self.inner.writer)
+            .find(addr)
+            .map(VmaRef::from_entry)
     }
 
     /// The first mapping that ends above `addr`.
     pub fn find_next(&self, addr: u64) -> Option<VmaRef<'_>> {
-        self.space.tree.locked(&self.inner.writer).find_next(addr).map(VmaRef::from_entry)
+        self.space
+            .tree
+            .locked(&self.inner.writer)
+            .find_next(addr)
+            .map(VmaRef::from_entry)
     }
 
     /// The mappings in order of address, from the first that ends above `from`.
     pub fn iter(&self, from: u64) -> impl Iterator<Item = VmaRef<'_>> {
-        self.space.tree.locked(&self.inner.writer).iter(from).map(VmaRef::from_entry)
+        self.space
+            .tree
+            .locked(&self.inner.writer)
+            .iter(from)
+            .map(VmaRef::from_entry)
     }
 
     /// Start and present end of the heap, in bytes.
@@ -96,11 +111,19 @@ impl<B: Backend> ReadGuard<'_, B> {
 impl<B: Backend> WriteGuard<'_, B> {
     /// The mapping that holds `addr`.
     pub fn find(&self, addr: u64) -> Option<VmaRef<'_>> {
-        self.space.tree.locked(&self.inner().writer).find(addr).map(VmaRef::from_entry)
+        self.space
+            .tree
+            .locked(&self.inner().writer)
+            .find(addr)
+            .map(VmaRef::from_entry)
     }
 
     /// The mappings in order of address, from the first that ends above `from`.
     pub fn iter(&self, from: u64) -> impl Iterator<Item = VmaRef<'_>> {
-        self.space.tree.locked(&self.inner().writer).iter(from).map(VmaRef::from_entry)
+        self.space
+            .tree
+            .locked(&self.inner().writer)
+            .iter(from)
+            .map(VmaRef::from_entry)
     }
 }

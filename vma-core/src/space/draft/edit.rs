@@ -1,190 +1,32 @@
-//! Planning: the layout as a call is going to leave it, before anything is published.
-//!
-//! A [`Draft`] lies over the present layout. Edits replace whole VMAs inside *windows*; lookups see through
-//! the windows to the base. A call plans on it step by step, as Linux does on the tree itself, and the sum
-//! of the steps is published by one store. A call that fails half-way publishes the prefix that Linux
-//! documents, or throws the draft away.
+//! The edits of a draft: insert, merge, remove, split, change.
 
 use std::sync::Arc;
 
-use smallvec::SmallVec;
-use vma_rcu::tree::View;
+use vma_rcu::tree::Record as _;
 
-use crate::accounting::{Totals, check_split};
-use crate::addr::{Pages, VmRange};
+use super::{Draft, HookEvent, Piece, Pieces, Window};
+use crate::accounting::check_split;
+use crate::addr::VmRange;
+use crate::anon::AnonId;
 use crate::error::SplitError;
-use crate::file::{FileObject, MappingHooks};
 use crate::flags::VmaFlags;
-use crate::limits::SpaceConfig;
 use crate::merge::{Kind, Merge, Proposal, decide};
-use crate::vma::{Extras, Placed, Vma, same_hooks};
+use crate::vma::{Extras, Vma, same_hooks};
 
-use super::Stats;
-use super::placement::Ground;
-
-/// A VMA of a draft.
-#[derive(Clone, Debug)]
-pub(super) struct Piece {
-    pub(super) start: u64,
-    pub(super) end: u64,
-    pub(super) vma: Vma,
-}
-
-impl Piece {
-    pub(super) fn new(start: u64, end: u64, vma: Vma) -> Self {
-        Piece { start, end, vma }
-    }
-}
-
-type Pieces = SmallVec<[Piece; 3]>;
-
-/// A range whose VMAs are replaced. It covers whole VMAs of the base.
-#[derive(Debug)]
-pub(super) struct Window {
-    pub(super) start: u64,
-    pub(super) end: u64,
-    pub(super) pieces: Pieces,
-}
-
-/// An owner to be told after the call.
-#[derive(Debug)]
-pub(super) struct HookEvent {
-    pub(super) hooks: Arc<dyn MappingHooks>,
-    pub(super) range: VmRange,
-    pub(super) opened: bool,
-}
-
-/// What a call is about to publish.
-#[derive(Debug, Default)]
-pub(super) struct Changes {
-    pub(super) windows: SmallVec<[Window; 1]>,
-    pub(super) totals: Totals,
-    pub(super) stats: Stats,
-    pub(super) hooks: Vec<HookEvent>,
-    /// Change of the number of writable shared mappings, per file.
-    pub(super) writable: Vec<(Arc<FileObject>, i64)>,
-}
-
-pub(super) struct Draft<'a> {
-    view: View<'a, Vma>,
-    /// Starts of the base's mappings that keep a gap below them.
-    guarded: &'a [u64],
-    pub(super) config: &'a SpaceConfig,
-    pub(super) pages: Pages,
-    changes: Changes,
-}
-
-impl<'a> Draft<'a> {
-    pub(super) fn new(view: View<'a, Vma>, guarded: &'a [u64], config: &'a SpaceConfig, totals: Totals) -> Self {
-        Draft {
-            view,
-            guarded,
-            config,
-            pages: config.pages(),
-            changes: Changes { totals, ..Changes::default() },
-        }
-    }
-
-    pub(super) fn finish(self) -> Changes {
-        self.changes
-    }
-
-    /// Totals as they are going to be.
-    pub(super) fn totals(&self) -> &Totals {
-        &self.changes.totals
-    }
-
-    pub(super) fn totals_mut(&mut self) -> &mut Totals {
-        &mut self.changes.totals
-    }
-
-    /// What places are searched in: the layout under the draft, before the first edit.
-    pub(super) fn ground(&self) -> Ground<'a> {
-        debug_assert!(self.is_untouched(), "gap searches need an untouched draft");
-        Ground { view: self.view, guarded: self.guarded, config: self.config }
-    }
-
-    pub(super) fn is_untouched(&self) -> bool {
-        self.changes.windows.is_empty()
-    }
-
-    // ---- lookup ------------------------------------------------------------------------------
-
-    /// The first VMA that ends above `addr` (Linux `find_vma`).
-    pub(super) fn next(&self, addr: u64) -> Option<Placed<'_>> {
-        let mut at = addr;
-        for window in &self.changes.windows {
-            if window.end <= at {
-                continue;
-            }
-            if at < window.start
-                && let Some(entry) = self.view.find_next(at)
-                && entry.start < window.start
-            {
-                return Some(self.placed(entry.start, entry.end, entry.value));
-            }
-            let index = window.pieces.partition_point(|piece| piece.end <= at);
-            if let Some(piece) = window.pieces.get(index) {
-                return Some(self.placed(piece.start, piece.end, &piece.vma));
-            }
-            at = window.end;
-        }
-        let entry = self.view.find_next(at)?;
-        Some(self.placed(entry.start, entry.end, entry.value))
-    }
-
-    /// The last VMA that ends at or below `addr`.
-    pub(super) fn prev(&self, addr: u64) -> Option<Placed<'_>> {
-        let mut at = addr;
-        for window in self.changes.windows.iter().rev() {
-            if window.start >= at {
-                continue;
-            }
-            if at > window.end
-                && let Some(entry) = self.view.find_prev(at)
-                && entry.end > window.end
-            {
-                return Some(self.placed(entry.start, entry.end, entry.value));
-            }
-            let index = window.pieces.partition_point(|piece| piece.end <= at);
-            if let Some(piece) = index.checked_sub(1).and_then(|index| window.pieces.get(index)) {
-                return Some(self.placed(piece.start, piece.end, &piece.vma));
-            }
-            at = window.start;
-        }
-        let entry = self.view.find_prev(at)?;
-        Some(self.placed(entry.start, entry.end, entry.value))
-    }
-
-    /// The VMA that holds `addr`.
-    pub(super) fn find(&self, addr: u64) -> Option<Placed<'_>> {
-        self.next(addr).filter(|vma| vma.start <= addr)
-    }
-
-    /// The first VMA that intersects the range.
-    pub(super) fn first_in(&self, start: u64, end: u64) -> Option<Placed<'_>> {
-        self.next(start).filter(|vma| start < end && vma.start < end)
-    }
-
-    fn placed<'p>(&self, start: u64, end: u64, vma: &'p Vma) -> Placed<'p> {
-        Placed { start, end, vma, pages: self.pages }
-    }
-
-    // ---- edits -------------------------------------------------------------------------------
-
+impl Draft<'_> {
     /// Puts a VMA into a free range, alone.
-    pub(super) fn insert(&mut self, start: u64, end: u64, vma: Vma) {
+    pub(in crate::space) fn insert(&mut self, start: u64, end: u64, vma: Vma) {
         self.put(start, end, smallvec::smallvec![Piece::new(start, end, vma)]);
     }
 
     /// Puts a VMA into a free range, merging it with its neighbours where the rule allows it.
     /// Returns the range of the VMA that holds it now.
-    pub(super) fn insert_merged(
+    pub(in crate::space) fn insert_merged(
         &mut self,
         start: u64,
         end: u64,
         vma: Vma,
-        chain: crate::anon::AnonId,
+        chain: AnonId,
         kind: Kind,
     ) -> (Merge, VmRange) {
         let prev = self.prev(start);
@@ -202,19 +44,20 @@ impl<'a> Draft<'a> {
         };
         let merge = decide(&proposal, prev, next);
         let (from, piece) = match (merge, prev, next) {
-            (Merge::Left, Some(prev), _) => {
-                let anon = prev.vma.anon().or(vma.anon());
-                ((prev.start, end), Piece::new(prev.start, end, prev.vma.clone().with_anon(anon)))
-            }
+            (Merge::Left, Some(prev), _) => (
+                (prev.start, end),
+                Piece::new(prev.start, end, prev.vma.clone().absorb(&vma)),
+            ),
             (Merge::Right, _, Some(next)) => {
-                let anon = next.vma.anon().or(vma.anon());
-                let grown = next.vma.clone().with_pgoff(vma.pgoff()).with_anon(anon);
+                let grown = next.vma.clone().with_pgoff(vma.pgoff()).absorb(&vma);
                 ((start, next.end), Piece::new(start, next.end, grown))
             }
             (Merge::Both, Some(prev), Some(next)) => {
-                let anon = prev.vma.anon().or(next.vma.anon()).or(vma.anon());
-                let grown = prev.vma.clone().with_anon(anon);
-                ((prev.start, next.end), Piece::new(prev.start, next.end, grown))
+                let grown = prev.vma.clone().absorb(next.vma).absorb(&vma);
+                (
+                    (prev.start, next.end),
+                    Piece::new(prev.start, next.end, grown),
+                )
             }
             _ => ((start, end), Piece::new(start, end, vma)),
         };
@@ -237,7 +80,7 @@ impl<'a> Draft<'a> {
     }
 
     /// Removes everything in a range; VMAs that reach out of it were split before.
-    pub(super) fn remove(&mut self, start: u64, end: u64) {
+    pub(in crate::space) fn remove(&mut self, start: u64, end: u64) {
         let mut from = u64::MAX;
         let mut to = start;
         let mut at = start;
@@ -252,7 +95,7 @@ impl<'a> Draft<'a> {
     }
 
     /// Replaces the VMAs that lie wholly inside the range.
-    pub(super) fn replace(&mut self, start: u64, end: u64, pieces: Pieces) {
+    pub(in crate::space) fn replace(&mut self, start: u64, end: u64, pieces: Pieces) {
         let mut at = start;
         while let Some((_, vma_end)) = self.take_account(at, end) {
             at = vma_end;
@@ -265,9 +108,11 @@ impl<'a> Draft<'a> {
         let vma = self.first_in(start, end)?;
         let (vma_start, vma_end, flags) = (vma.start, vma.end, vma.flags());
         let count = vma.page_count();
+        let guarded = vma.vma.start_gap() > 0;
         let plain = vma.file().is_none() && vma.vma.extras().is_none();
         let follow = if plain { None } else { Some(vma.vma.clone()) };
         self.changes.totals.remove(flags, count);
+        self.changes.guards |= guarded;
         if let Some(vma) = follow {
             self.follow(&vma, VmRange::new(vma_start, vma_end), false);
         }
@@ -281,7 +126,12 @@ impl<'a> Draft<'a> {
         {
             let delta = if opened { 1 } else { -1 };
             let object = file.object();
-            match self.changes.writable.iter_mut().find(|(known, _)| Arc::ptr_eq(known, object)) {
+            match self
+                .changes
+                .writable
+                .iter_mut()
+                .find(|(known, _)| Arc::ptr_eq(known, object))
+            {
                 Some((_, sum)) => *sum += delta,
                 None => self.changes.writable.push((object.clone(), delta)),
             }
@@ -292,7 +142,11 @@ impl<'a> Draft<'a> {
             };
             match self.changes.hooks.iter().position(opposite) {
                 Some(index) => drop(self.changes.hooks.remove(index)),
-                None => self.changes.hooks.push(HookEvent { hooks: hooks.clone(), range, opened }),
+                None => self.changes.hooks.push(HookEvent {
+                    hooks: hooks.clone(),
+                    range,
+                    opened,
+                }),
             }
         }
     }
@@ -302,6 +156,7 @@ impl<'a> Draft<'a> {
         for piece in &pieces {
             let count = self.pages.count(piece.end - piece.start);
             self.changes.totals.add(piece.vma.flags(), count);
+            self.changes.guards |= piece.vma.start_gap() > 0;
             if piece.vma.file().is_some() || piece.vma.extras().is_some() {
                 let vma = piece.vma.clone();
                 self.follow(&vma, VmRange::new(piece.start, piece.end), true);
@@ -330,7 +185,11 @@ impl<'a> Draft<'a> {
             }
             return;
         }
-        let mut merged = Window { start, end, pieces: Pieces::new() };
+        let mut merged = Window {
+            start,
+            end,
+            pieces: Pieces::new(),
+        };
         let mut above = Pieces::new();
         for window in windows.drain(first..last) {
             merged.start = merged.start.min(window.start);
@@ -348,17 +207,32 @@ impl<'a> Draft<'a> {
         windows.insert(first, merged);
     }
 
-    // ---- split and change --------------------------------------------------------------------
+    /// Gives the whole VMA at `addr` flags that merging doesn't compare.
+    pub(in crate::space) fn add_sticky(&mut self, addr: u64, flags: VmaFlags) {
+        let Some(vma) = self.find(addr).filter(|vma| !vma.flags().contains(flags)) else {
+            return;
+        };
+        let (start, end) = (vma.start, vma.end);
+        let changed = vma.vma.clone().with_flags(vma.flags() | flags);
+        self.replace(
+            start,
+            end,
+            smallvec::smallvec![Piece::new(start, end, changed)],
+        );
+    }
 
     /// Splits the VMA that holds `at` inside, if there is one. No limit is tested (`__split_vma`).
-    pub(super) fn split(&mut self, at: u64) -> Result<(), SplitError> {
+    pub(in crate::space) fn split(&mut self, at: u64) -> Result<(), SplitError> {
         let Some(vma) = self.find(at).filter(|vma| vma.start < at) else {
             return Ok(());
         };
         if let Some(hooks) = vma.vma.hooks()
             && !hooks.may_split(vma.range(), at)
         {
-            return Err(SplitError::Refused { vma: vma.range(), at });
+            return Err(SplitError::Refused {
+                vma: vma.range(),
+                at,
+            });
         }
         let (start, end) = (vma.start, vma.end);
         let low = Piece::new(start, at, vma.vma.clone());
@@ -369,7 +243,7 @@ impl<'a> Draft<'a> {
     }
 
     /// Splits where the limit on the number of mappings applies (`split_vma`).
-    pub(super) fn split_limited(&mut self, at: u64) -> Result<(), SplitError> {
+    pub(in crate::space) fn split_limited(&mut self, at: u64) -> Result<(), SplitError> {
         if self.find(at).is_some_and(|vma| vma.start < at) {
             check_split(self.totals(), self.config)?;
         }
@@ -380,7 +254,7 @@ impl<'a> Draft<'a> {
     /// (`vma_modify`). Returns the end of the VMA that the part belongs to now.
     ///
     /// A split at `start` stays when the one at `end` fails, as in Linux.
-    pub(super) fn modify(
+    pub(in crate::space) fn modify(
         &mut self,
         start: u64,
         end: u64,
@@ -393,17 +267,35 @@ impl<'a> Draft<'a> {
         debug_assert!(end <= middle.end, "the part lies in one VMA");
         let (middle_start, middle_end) = (middle.start, middle.end);
         let (at_start, at_end) = (start == middle_start, end == middle_end);
-        let part = middle.tail(start).with_flags(flags).with_extras(extras.cloned());
+        let part = middle
+            .tail(start)
+            .with_flags(flags)
+            .with_extras(extras.cloned());
         if at_start || at_end {
             let before = middle.vma.clone();
-            let kind = Kind::Existing { at_start, at_end, has_close: middle.vma.has_close() };
-            if let Some(new_end) = self.merge_existing(&before, VmRange::new(middle_start, middle_end), start, end, &part, kind) {
+            let kind = Kind::Existing {
+                at_start,
+                at_end,
+                has_close: middle.vma.has_close(),
+            };
+            if let Some(new_end) = self.merge_existing(
+                &before,
+                VmRange::new(middle_start, middle_end),
+                start,
+                end,
+                &part,
+                kind,
+            ) {
                 return Ok(new_end);
             }
         }
         self.split_limited(start)?;
         self.split_limited(end)?;
-        self.replace(start, end, smallvec::smallvec![Piece::new(start, end, part)]);
+        self.replace(
+            start,
+            end,
+            smallvec::smallvec![Piece::new(start, end, part)],
+        );
         Ok(end)
     }
 
@@ -433,11 +325,12 @@ impl<'a> Draft<'a> {
         let mut pieces = Pieces::new();
         let (from, to, result) = match (merge, prev, next) {
             (Merge::Left, Some(prev), _) => {
-                let anon = prev.vma.anon().or(part.anon());
-                pieces.push(Piece::new(prev.start, end, prev.vma.clone().with_anon(anon)));
+                pieces.push(Piece::new(prev.start, end, prev.vma.clone().absorb(part)));
                 if end < whole.end {
                     let skipped = self.pages.count(end - whole.start);
-                    let rest = middle.clone().with_pgoff(middle.pgoff().wrapping_add(skipped));
+                    let rest = middle
+                        .clone()
+                        .with_pgoff(middle.pgoff().wrapping_add(skipped));
                     pieces.push(Piece::new(end, whole.end, rest));
                 }
                 (prev.start, whole.end, end)
@@ -446,14 +339,13 @@ impl<'a> Draft<'a> {
                 if whole.start < start {
                     pieces.push(Piece::new(whole.start, start, middle.clone()));
                 }
-                let anon = next.vma.anon().or(part.anon());
-                let grown = next.vma.clone().with_pgoff(part.pgoff()).with_anon(anon);
+                let grown = next.vma.clone().with_pgoff(part.pgoff()).absorb(part);
                 pieces.push(Piece::new(start, next.end, grown));
                 (whole.start, next.end, next.end)
             }
             (Merge::Both, Some(prev), Some(next)) => {
-                let anon = prev.vma.anon().or(next.vma.anon()).or(part.anon());
-                pieces.push(Piece::new(prev.start, next.end, prev.vma.clone().with_anon(anon)));
+                let grown = prev.vma.clone().absorb(next.vma).absorb(part);
+                pieces.push(Piece::new(prev.start, next.end, grown));
                 (prev.start, next.end, next.end)
             }
             _ => return None,

@@ -11,8 +11,11 @@
 //! | equal | `DONTUNMAP` | pages move, the mapping stays behind empty |
 //! | 0, any | `MAYMOVE` | a shared mapping is mapped once more |
 
+mod error;
+
+pub use self::error::RemapError;
 use super::draft::{Draft, Piece};
-use super::map::{MapError, place_error};
+use super::map::place_error;
 use super::placement::{PlaceRequest, check_fixed, place};
 use super::unmap::{UnmapError, unmap_range};
 use super::{AddressSpace, WriteGuard};
@@ -20,7 +23,7 @@ use crate::accounting::{check_commit, check_expand, check_lock, map_count_error}
 use crate::addr::VmRange;
 use crate::anon::AnonId;
 use crate::backend::Backend;
-use crate::error::{Errno, LimitError, NoMemory};
+use crate::error::LimitError;
 use crate::file::FileKind;
 use crate::flags::{MapFlags, RemapFlags, VmaFlags};
 use crate::limits::SpaceConfig;
@@ -40,116 +43,6 @@ pub struct RemapRequest {
     pub flags: RemapFlags,
     /// Where to, with `FIXED`; a wish, with `DONTUNMAP` alone.
     pub new_addr: u64,
-}
-
-/// Why nothing was moved or resized.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum RemapError {
-    /// Unknown flags, or a combination that doesn't exist.
-    #[error("flags {0:#x} aren't valid")]
-    BadFlags(u64),
-    /// An address isn't page-aligned.
-    #[error("address {0:#x} isn't page-aligned")]
-    Unaligned(u64),
-    /// The new length is 0 or exceeds the address space.
-    #[error("new length {0:#x}")]
-    BadLength(u64),
-    /// The destination ends beyond the address space.
-    #[error("{len:#x} bytes at {addr:#x} end beyond the address space")]
-    BeyondLimit {
-        /// Destination.
-        addr: u64,
-        /// Bytes.
-        len: u64,
-    },
-    /// Source and destination overlap.
-    #[error("source {source_addr:#x} and destination {addr:#x} overlap")]
-    Overlap {
-        /// Source.
-        source_addr: u64,
-        /// Destination.
-        addr: u64,
-    },
-    /// Nothing is mapped at the source.
-    #[error("nothing is mapped at {0:#x}")]
-    Unmapped(u64),
-    /// The range ends beyond the mapping.
-    #[error("the range reaches beyond {0}")]
-    Crosses(VmRange),
-    /// Several mappings, of which one has to move alone.
-    #[error("{0} can't move together with others")]
-    MovesAlone(VmRange),
-    /// The mapping can't grow.
-    #[error("{0} can't grow")]
-    FixedSize(VmRange),
-    /// Length 0 on a private mapping, or `DONTUNMAP` on one that can't.
-    #[error("{0} can't be duplicated")]
-    NotShared(VmRange),
-    /// The mapping can't be split there.
-    #[error("{vma} can't be split at {at:#x}")]
-    Refused {
-        /// The mapping.
-        vma: VmRange,
-        /// Where.
-        at: u64,
-    },
-    /// Sealed.
-    #[error("{0} is sealed")]
-    Sealed(VmRange),
-    /// The page offset would wrap.
-    #[error("the page offset of {0} would wrap")]
-    Offset(VmRange),
-    /// There is no room to grow in place, and it may not move.
-    #[error("no room for {wanted:#x} bytes at {vma}")]
-    NoRoom {
-        /// The mapping.
-        vma: VmRange,
-        /// Bytes.
-        wanted: u64,
-    },
-    /// Too much locked memory.
-    #[error(transparent)]
-    LockLimit(LimitError),
-    /// A limit.
-    #[error(transparent)]
-    Limit(#[from] LimitError),
-    /// What lies at the destination, or the tail, can't be unmapped.
-    #[error(transparent)]
-    Unmap(#[from] UnmapError),
-    /// There is no destination.
-    #[error(transparent)]
-    Place(MapError),
-    /// No memory for records.
-    #[error(transparent)]
-    NoMemory(#[from] NoMemory),
-}
-
-impl RemapError {
-    /// The error number.
-    pub const fn errno(self) -> Errno {
-        match self {
-            RemapError::BadFlags(_)
-            | RemapError::Unaligned(_)
-            | RemapError::BadLength(_)
-            | RemapError::BeyondLimit { .. }
-            | RemapError::Overlap { .. }
-            | RemapError::NotShared(_)
-            | RemapError::Refused { .. }
-            | RemapError::Offset(_) => Errno::EINVAL,
-            RemapError::Unmapped(_)
-            | RemapError::Crosses(_)
-            | RemapError::MovesAlone(_)
-            | RemapError::FixedSize(_) => Errno::EFAULT,
-            RemapError::Sealed(_) => Errno::EPERM,
-            RemapError::NoRoom { .. } => Errno::ENOMEM,
-            RemapError::LockLimit(_) => Errno::EAGAIN,
-            RemapError::Limit(error) => error.errno(),
-            RemapError::Unmap(error) => error.errno(),
-            RemapError::Place(error) => error.errno(),
-            RemapError::NoMemory(error) => error.errno(),
-        }
-    }
 }
 
 /// One move or resize in hand; lengths are whole pages.
@@ -187,7 +80,11 @@ struct Done {
 const MOVE_SLOTS: u64 = 3;
 
 /// Checks of the arguments alone. Source: `check_mremap_params()`.
-fn parse(config: &SpaceConfig, map_count: u64, request: &RemapRequest) -> Result<Remap, RemapError> {
+fn parse(
+    config: &SpaceConfig,
+    map_count: u64,
+    request: &RemapRequest,
+) -> Result<Remap, RemapError> {
     let pages = config.pages();
     let flags = request.flags;
     let known = RemapFlags::MAYMOVE | RemapFlags::FIXED | RemapFlags::DONTUNMAP;
@@ -213,7 +110,10 @@ fn parse(config: &SpaceConfig, map_count: u64, request: &RemapRequest) -> Result
         return Ok(remap);
     }
     if remap.new_addr > config.task_size - remap.new_len {
-        return Err(RemapError::BeyondLimit { addr: remap.new_addr, len: remap.new_len });
+        return Err(RemapError::BeyondLimit {
+            addr: remap.new_addr,
+            len: remap.new_len,
+        });
     }
     if !pages.is_aligned(remap.new_addr) {
         return Err(RemapError::Unaligned(remap.new_addr));
@@ -224,18 +124,27 @@ fn parse(config: &SpaceConfig, map_count: u64, request: &RemapRequest) -> Result
     let old_end = remap.addr.wrapping_add(remap.old_len);
     let new_end = remap.new_addr + remap.new_len;
     if old_end > remap.new_addr && new_end > remap.addr {
-        return Err(RemapError::Overlap { source_addr: remap.addr, addr: remap.new_addr });
+        return Err(RemapError::Overlap {
+            source_addr: remap.addr,
+            addr: remap.new_addr,
+        });
     }
     // Unmapping the destination may add two mappings to what a move itself wants.
     if map_count + 2 >= config.max_map_count.saturating_sub(MOVE_SLOTS) {
-        return Err(LimitError::MapCount { count: map_count, max: config.max_map_count }.into());
+        return Err(LimitError::MapCount {
+            count: map_count,
+            max: config.max_map_count,
+        }
+        .into());
     }
     Ok(remap)
 }
 
 /// Checks of the source. Source: `check_prep_vma()`.
 fn check_source(draft: &Draft<'_>, remap: &Remap) -> Result<(), RemapError> {
-    let vma = draft.find(remap.addr).ok_or(RemapError::Unmapped(remap.addr))?;
+    let vma = draft
+        .find(remap.addr)
+        .ok_or(RemapError::Unmapped(remap.addr))?;
     let flags = vma.flags();
     let range = vma.range();
     if flags.contains(VmaFlags::SEALED) {
@@ -274,18 +183,29 @@ fn check_source(draft: &Draft<'_>, remap: &Remap) -> Result<(), RemapError> {
 /// Without a given destination. Source: `mremap_at()`.
 fn remap_in_place(draft: &mut Draft<'_>, mut remap: Remap) -> Result<Done, RemapError> {
     if remap.new_len == remap.old_len {
-        return Ok(Done { addr: remap.addr, populate: None });
+        return Ok(Done {
+            addr: remap.addr,
+            populate: None,
+        });
     }
     if remap.new_len < remap.old_len {
         shrink(draft, &remap)?;
-        return Ok(Done { addr: remap.addr, populate: None });
+        return Ok(Done {
+            addr: remap.addr,
+            populate: None,
+        });
     }
     if can_grow_in_place(draft, &remap) {
         return grow_in_place(draft, &remap);
     }
-    let vma = draft.find(remap.addr).ok_or(RemapError::Unmapped(remap.addr))?;
+    let vma = draft
+        .find(remap.addr)
+        .ok_or(RemapError::Unmapped(remap.addr))?;
     if !remap.may_move {
-        return Err(RemapError::NoRoom { vma: vma.range(), wanted: remap.new_len });
+        return Err(RemapError::NoRoom {
+            vma: vma.range(),
+            wanted: remap.new_len,
+        });
     }
     remap.new_addr = destination(draft, vma, &remap)?;
     move_mapping(draft, &remap)
@@ -312,20 +232,35 @@ fn can_grow_in_place(draft: &Draft<'_>, remap: &Remap) -> bool {
 
 /// Source: `expand_vma_in_place()`.
 fn grow_in_place(draft: &mut Draft<'_>, remap: &Remap) -> Result<Done, RemapError> {
-    let vma = draft.find(remap.addr).ok_or(RemapError::Unmapped(remap.addr))?;
+    let vma = draft
+        .find(remap.addr)
+        .ok_or(RemapError::Unmapped(remap.addr))?;
     let (range, flags) = (vma.range(), vma.flags());
     if flags.contains(VmaFlags::ACCOUNT) {
-        check_commit(draft.totals(), draft.config, draft.pages.count(remap.growth()))?;
+        check_commit(
+            draft.totals(),
+            draft.config,
+            draft.pages.count(remap.growth()),
+        )?;
     }
     if flags.intersects(VmaFlags::SPECIAL) {
-        return Err(RemapError::NoRoom { vma: range, wanted: remap.new_len });
+        return Err(RemapError::NoRoom {
+            vma: range,
+            wanted: remap.new_len,
+        });
     }
     let end = range.end + remap.growth();
     let tail = vma.vma.clone().with_pgoff(vma.pgoff_at(range.end));
     let (merge, _) = draft.insert_merged(range.end, end, tail, AnonId::NONE, Kind::New);
-    debug_assert!(matches!(merge, Merge::Left | Merge::Both), "a mapping goes with its own tail");
+    debug_assert!(
+        matches!(merge, Merge::Left | Merge::Both),
+        "a mapping goes with its own tail"
+    );
     let populate = flags.contains(VmaFlags::LOCKED).then_some((range.end, end));
-    Ok(Done { addr: remap.addr, populate })
+    Ok(Done {
+        addr: remap.addr,
+        populate,
+    })
 }
 
 /// With a given destination. Source: `mremap_to()`.
@@ -339,14 +274,22 @@ fn remap_to(draft: &mut Draft<'_>, mut remap: Remap) -> Result<Done, RemapError>
         shrink(draft, &remap)?;
         remap.old_len = remap.new_len;
     }
-    let vma = draft.find(remap.addr).ok_or(RemapError::Unmapped(remap.addr))?;
+    let vma = draft
+        .find(remap.addr)
+        .ok_or(RemapError::Unmapped(remap.addr))?;
     if remap.keep_source {
         let pages = draft.pages.count(remap.old_len);
         check_expand(draft.totals(), draft.config, vma.flags(), pages)?;
     }
     if remap.fixed {
-        check_fixed(draft.config, remap.new_addr, remap.new_len)
-            .map_err(|error| RemapError::Place(place_error(error, remap.new_addr, remap.new_len, draft.config)))?;
+        check_fixed(draft.config, remap.new_addr, remap.new_len).map_err(|error| {
+            RemapError::Place(place_error(
+                error,
+                remap.new_addr,
+                remap.new_len,
+                draft.config,
+            ))
+        })?;
     } else {
         remap.new_addr = destination(draft, vma, &grown)?;
     }
@@ -363,11 +306,19 @@ fn destination(draft: &Draft<'_>, vma: Placed<'_>, remap: &Remap) -> Result<u64,
             Some(file) => file.object().is_huge_aligned(),
             None => !shared && hint == 0 && remap.new_len & (config.huge_page_size - 1) == 0,
         };
-    let offset = if vma.file().is_some() { draft.pages.bytes(vma.pgoff_at(remap.addr)) } else { 0 };
+    let offset = if vma.file().is_some() {
+        draft.pages.bytes(vma.pgoff_at(remap.addr))
+    } else {
+        0
+    };
     let request = PlaceRequest {
         hint,
         len: remap.new_len,
-        flags: if shared { MapFlags::SHARED } else { MapFlags::empty() },
+        flags: if shared {
+            MapFlags::SHARED
+        } else {
+            MapFlags::empty()
+        },
         vma_flags: VmaFlags::empty(),
         huge_aligned,
         offset,
@@ -378,7 +329,9 @@ fn destination(draft: &Draft<'_>, vma: Placed<'_>, remap: &Remap) -> Result<u64,
 
 /// Copies the mapping to its destination and takes it away from its source. Source: `move_vma()`.
 fn move_mapping(draft: &mut Draft<'_>, remap: &Remap) -> Result<Done, RemapError> {
-    let vma = draft.find(remap.addr).ok_or(RemapError::Unmapped(remap.addr))?;
+    let vma = draft
+        .find(remap.addr)
+        .ok_or(RemapError::Unmapped(remap.addr))?;
     let (range, flags) = (vma.range(), vma.flags());
     let source_end = remap.addr + remap.old_len;
     if draft.totals().map_count >= draft.config.max_map_count.saturating_sub(MOVE_SLOTS) {
@@ -393,11 +346,19 @@ fn move_mapping(draft: &mut Draft<'_>, remap: &Remap) -> Result<Done, RemapError
         }
     }
     if flags.contains(VmaFlags::ACCOUNT) {
-        let charged = if remap.keep_source { remap.new_len } else { remap.growth() };
+        let charged = if remap.keep_source {
+            remap.new_len
+        } else {
+            remap.growth()
+        };
         check_commit(draft.totals(), draft.config, draft.pages.count(charged))?;
     }
     let unfaulted = vma.vma.is_anonymous() && vma.vma.anon().is_none();
-    let pgoff = if unfaulted { draft.pages.count(remap.new_addr) } else { vma.pgoff_at(remap.addr) };
+    let pgoff = if unfaulted {
+        draft.pages.count(remap.new_addr)
+    } else {
+        vma.pgoff_at(remap.addr)
+    };
     let chain = vma.vma.anon();
     let copy = vma.vma.clone().with_pgoff(pgoff);
     let new_end = remap.new_addr + remap.new_len;
@@ -431,7 +392,11 @@ fn leave_source(draft: &mut Draft<'_>, start: u64, end: u64, copied: VmRange) {
     if !merged_with_copy && range == VmRange::new(start, end) {
         left = left.with_anon(AnonId::NONE);
     }
-    draft.replace(range.start, range.end, smallvec::smallvec![Piece::new(range.start, range.end, left)]);
+    draft.replace(
+        range.start,
+        range.end,
+        smallvec::smallvec![Piece::new(range.start, range.end, left)],
+    );
 }
 
 /// Whether a mapping can move together with others.
@@ -447,7 +412,9 @@ fn moves_in_company(vma: Placed<'_>) -> bool {
 /// Source: `remap_move()`.
 fn move_all(draft: &mut Draft<'_>, remap: &Remap) -> Result<Done, RemapError> {
     let start = remap.addr;
-    let end = start.checked_add(remap.old_len).ok_or(RemapError::Unmapped(start))?;
+    let end = start
+        .checked_add(remap.old_len)
+        .ok_or(RemapError::Unmapped(start))?;
     let mut at = start;
     let mut target = remap.new_addr;
     let mut last_end = None;
@@ -462,7 +429,13 @@ fn move_all(draft: &mut Draft<'_>, remap: &Remap) -> Result<Done, RemapError> {
             return Err(RemapError::MovesAlone(range));
         }
         let gap = last_end.map_or(0, |last| range.start.saturating_sub(last));
-        let one = Remap { addr: from, old_len: len, new_len: len, new_addr: target + gap, ..*remap };
+        let one = Remap {
+            addr: from,
+            old_len: len,
+            new_len: len,
+            new_addr: target + gap,
+            ..*remap
+        };
         check_source(draft, &one)?;
         remap_to(draft, one)?;
         target = one.new_addr + len;
@@ -472,7 +445,10 @@ fn move_all(draft: &mut Draft<'_>, remap: &Remap) -> Result<Done, RemapError> {
     if last_end.is_none() {
         return Err(RemapError::Unmapped(start));
     }
-    Ok(Done { addr: remap.new_addr, populate: None })
+    Ok(Done {
+        addr: remap.new_addr,
+        populate: None,
+    })
 }
 
 /// All of it on a draft. What Linux leaves behind on an error is in the draft.

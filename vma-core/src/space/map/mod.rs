@@ -1,0 +1,209 @@
+//! mmap(2).
+
+mod check;
+mod error;
+
+use std::sync::Arc;
+
+use self::check::{Parsed, Plan, parse, validate};
+pub(super) use self::check::{denied_by_mdwe, place_error};
+pub use self::error::MapError;
+use super::draft::Draft;
+use super::unmap::{Gathered, charge_of, gather};
+use super::{AddressSpace, WriteGuard, new_vma};
+use crate::accounting::{check_commit, check_expand};
+use crate::addr::VmRange;
+use crate::anon::AnonId;
+use crate::backend::Backend;
+use crate::file::{AccessMode, FileObject, OpenFile};
+use crate::flags::{MapFlags, Prot, VmaFlags};
+use crate::limits::SpaceConfig;
+use crate::merge::Kind;
+
+/// Arguments of mmap(2), as the system call takes them.
+#[derive(Clone, Debug)]
+pub struct MapRequest {
+    /// Address: a wish, or with `FIXED` the place.
+    pub addr: u64,
+    /// Bytes, rounded up to pages.
+    pub len: u64,
+    /// Protection.
+    pub prot: Prot,
+    /// Flags.
+    pub flags: MapFlags,
+    /// What the descriptor stands for; `None` for a bad one. Not looked at with `ANONYMOUS`.
+    pub file: Option<Arc<OpenFile>>,
+    /// Bytes into the file.
+    pub offset: u64,
+}
+
+impl MapRequest {
+    /// Private anonymous memory wherever there is room.
+    pub fn anonymous(len: u64, prot: Prot) -> Self {
+        MapRequest {
+            addr: 0,
+            len,
+            prot,
+            flags: MapFlags::PRIVATE | MapFlags::ANONYMOUS,
+            file: None,
+            offset: 0,
+        }
+    }
+
+    /// A file, wherever there is room; `flags` says how it's shared.
+    pub fn file(file: Arc<OpenFile>, offset: u64, len: u64, prot: Prot, flags: MapFlags) -> Self {
+        MapRequest {
+            addr: 0,
+            len,
+            prot,
+            flags,
+            file: Some(file),
+            offset,
+        }
+    }
+
+    /// At this very address, replacing what is there.
+    #[must_use]
+    pub fn fixed(mut self, addr: u64) -> Self {
+        self.addr = addr;
+        self.flags |= MapFlags::FIXED;
+        self
+    }
+}
+
+/// Replaces what is in the range by the new mapping. Source: `__mmap_region()`.
+///
+/// On an error the draft holds what Linux leaves behind: splits at the edges.
+fn install(draft: &mut Draft<'_>, range: VmRange, plan: Plan) -> Result<(), MapError> {
+    let occupied = draft.first_in(range.start, range.end).is_some();
+    let gathered = if occupied {
+        gather(draft, range)?
+    } else {
+        Gathered::default()
+    };
+    let pages = draft.pages.count(range.len());
+    let config = draft.config;
+    check_expand(draft.totals(), config, plan.flags, pages - gathered.pages)?;
+    let mut flags = plan.flags;
+    if let Some(charge) = charge_of(flags, pages, gathered) {
+        if charge > 0 {
+            check_commit(draft.totals(), config, charge)?;
+        }
+        flags |= VmaFlags::ACCOUNT;
+    }
+    if occupied {
+        draft.remove(range.start, range.end);
+    }
+    if let Some(file) = &plan.file {
+        flags |= file.object().added_flags();
+    }
+    if flags.intersects(VmaFlags::SPECIAL) {
+        flags -= VmaFlags::LOCK_BITS;
+    }
+    let file = if plan.new_object {
+        Some(OpenFile::new(
+            FileObject::shared_anonymous(range.len()),
+            AccessMode::ReadWrite,
+        ))
+    } else {
+        plan.file
+    };
+    let vma = new_vma(config, flags, plan.pgoff).with_file(file);
+    draft.insert_merged(range.start, range.end, vma, AnonId::NONE, Kind::New);
+    Ok(())
+}
+
+impl<B: Backend> WriteGuard<'_, B> {
+    /// As [`AddressSpace::map`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn map(&mut self, request: &MapRequest) -> Result<u64, MapError> {
+        let config = self.config();
+        let parsed = parse(&config, request)?;
+        self.map_parsed(&config, &parsed)
+    }
+
+    fn map_parsed(&mut self, config: &SpaceConfig, parsed: &Parsed<'_>) -> Result<u64, MapError> {
+        let mut draft = self.draft(config);
+        let (addr, plan) = validate(self.inner(), &draft, parsed)?;
+        let populate = plan.flags.contains(VmaFlags::LOCKED)
+            || parsed.flags & (MapFlags::POPULATE | MapFlags::NONBLOCK) == MapFlags::POPULATE;
+        let range = VmRange::new(addr, addr + parsed.len);
+        let result = install(&mut draft, range, plan);
+        let changes = draft.finish();
+        self.commit(changes)?;
+        result?;
+        if populate {
+            self.populate(range.start, range.end);
+        }
+        Ok(addr)
+    }
+
+    /// Maps part of a file at a fixed place, as `remap_file_pages(2)` does.
+    pub(super) fn map_shared_at(
+        &mut self,
+        config: &SpaceConfig,
+        range: VmRange,
+        file: &Arc<OpenFile>,
+        pgoff: u64,
+        prot: Prot,
+        flags: MapFlags,
+    ) -> Result<u64, MapError> {
+        if config
+            .pages()
+            .count(range.len())
+            .checked_add(pgoff)
+            .is_none()
+        {
+            return Err(MapError::Overflow {
+                offset: u64::MAX,
+                len: range.len(),
+            });
+        }
+        let parsed = Parsed {
+            hint: range.start,
+            len: range.len(),
+            prot,
+            flags,
+            no_replace: false,
+            file: Some(file),
+            pgoff,
+        };
+        self.map_parsed(config, &parsed)
+    }
+}
+
+impl<B: Backend> AddressSpace<B> {
+    /// Maps memory (mmap(2)) and returns its address.
+    ///
+    /// # Errors
+    /// In this order; with any of them the mappings that `FIXED` would have replaced stay (a split at an edge of the range
+    /// may stay as well).
+    ///
+    /// | errno | when |
+    /// |---|---|
+    /// | `EINVAL` | unaligned offset; length 0; no valid kind; unaligned `FIXED` address; growing down and not private anonymous |
+    /// | `EBADF` | no descriptor |
+    /// | `EOVERFLOW` | offset plus length beyond the largest file |
+    /// | `ENOMEM` | limit of mappings (one more than it may exist), address space, data, overcommit; no room |
+    /// | `EPERM` | below the lowest address; locked memory not allowed; `noexec`; seals |
+    /// | `EEXIST` | `FIXED_NOREPLACE` over a mapping |
+    /// | `EAGAIN` | too much locked memory |
+    /// | `EACCES` | the descriptor's mode; write and execute together |
+    /// | `EOPNOTSUPP` | `SHARED_VALIDATE` with an unknown flag |
+    /// | `ENODEV` | the file can't be mapped |
+    ///
+    /// Source: `do_mmap()` in mm/mmap.c, `mmap_region()` in mm/vma.c.
+    ///
+    /// ```
+    /// use vma_core::{AddressSpace, MapRequest, Prot};
+    /// let space = AddressSpace::default();
+    /// let addr = space.map(&MapRequest::anonymous(8192, Prot::READ | Prot::WRITE))?;
+    /// space.unmap(addr, 4096)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn map(&self, request: &MapRequest) -> Result<u64, MapError> {
+        self.write().map(request)
+    }
+}
