@@ -165,10 +165,24 @@ impl SplitError {
     }
 }
 
-/// Memory for the index or for the backend couldn't be had; nothing was changed.
+/// Memory for the space's own records couldn't be had; nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("out of memory for the space's own records")]
-pub struct NoMemory;
+#[non_exhaustive]
+pub enum NoMemory {
+    /// The allocator, or the backend, has none.
+    #[error("out of memory for the space's own records")]
+    Records,
+    /// Retired records reached the hard limit of the reclamation domain and stayed there: some reader keeps a guard for too long.
+    #[error(
+        "{pending_bytes} bytes of retired records are held by a reader's guard, the hard limit is {hard_bytes}"
+    )]
+    Retired {
+        /// Bytes retired and not yet freed.
+        pending_bytes: usize,
+        /// The hard limit.
+        hard_bytes: usize,
+    },
+}
 
 impl NoMemory {
     /// `ENOMEM`.

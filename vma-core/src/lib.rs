@@ -55,7 +55,7 @@ mod merge;
 mod space;
 mod vma;
 
-pub use vma_rcu::reclaim::{Domain, Guard, Reader};
+pub use vma_rcu::reclaim::{Domain, Guard, Reader, ReclaimLimits};
 
 pub use crate::accounting::Totals;
 pub use crate::addr::VmRange;
@@ -79,3 +79,7 @@ pub use crate::space::{
     SpecialMapping, Stats, SyncError, UnmapError, VmaRef, WriteGuard,
 };
 pub use crate::vma::Vma;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

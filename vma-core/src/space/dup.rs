@@ -127,7 +127,7 @@ impl<B: Backend> WriteGuard<'_, B> {
         let built = child.tree.build(&mut inner.writer, entries);
         inherit(inner, parent, copying);
         inner.totals = totals;
-        built.map_err(|_| NoMemory)?;
+        built.map_err(|_| NoMemory::Records)?;
         Ok(child)
     }
 

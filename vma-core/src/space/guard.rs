@@ -34,6 +34,8 @@ pub struct WriteGuard<'s, B: Backend = ()> {
     /// `None` only inside `drop`.
     pub(super) inner: Option<RwLockWriteGuard<'s, Inner>>,
     pub(super) after: After,
+    /// Set when too much retired memory is pending: nothing can be published then.
+    pub(super) refused: Option<NoMemory>,
 }
 
 impl<B: Backend> fmt::Debug for WriteGuard<'_, B> {
@@ -88,6 +90,9 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
             self.inner_mut().totals = changes.totals;
             return Ok(());
         }
+        if let Some(refused) = self.refused {
+            return Err(refused);
+        }
         let told = if B::ACTIVE {
             prepare_backend(&space.backend, &changes)?
         } else {
@@ -107,9 +112,9 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
                 .map(|Piece { start, end, vma }| (start..end, vma));
             transaction
                 .splice(window.start..window.end, entries)
-                .map_err(|_| NoMemory)?;
+                .map_err(|_| NoMemory::Records)?;
         }
-        let prepared = transaction.prepare().map_err(|_| NoMemory)?;
+        let prepared = transaction.prepare().map_err(|_| NoMemory::Records)?;
         drop(prepared.commit());
         for edit in guard_edits {
             inner.apply_guard_edit(edit);

@@ -43,6 +43,7 @@ mod view;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use parking_lot::{Mutex, RwLock};
@@ -74,9 +75,13 @@ use crate::accounting::Totals;
 use crate::addr::Pages;
 use crate::anon::AnonIds;
 use crate::backend::Backend;
+use crate::error::NoMemory;
 use crate::flags::{MdweFlags, VmaFlags};
 use crate::limits::{ConfigError, SpaceConfig};
 use crate::vma::Vma;
+
+/// How long a writer waits, before it takes the lock, for readers that hold too much retired memory.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// What calls have done to the layout since the space was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -265,12 +270,37 @@ impl<B: Backend> AddressSpace<B> {
     }
 
     /// Takes the exclusive side, to make several calls without letting others in between.
+    ///
+    /// When retired memory has reached the domain's hard limit, it first waits up to 100 ms for readers to let go
+    /// of their guards. If they don't, the lock is taken all the same, but calls that would change something fail
+    /// with [`NoMemory::Retired`](crate::NoMemory) and change nothing.
     pub fn write(&self) -> WriteGuard<'_, B> {
+        // One relaxed load, as long as there is no need.
+        let refused = self
+            .tree
+            .domain()
+            .throttle(None)
+            .err()
+            .and_then(|_| self.wait_for_readers());
         WriteGuard {
             space: self,
             inner: Some(self.inner.write()),
             after: After::default(),
+            refused,
         }
+    }
+
+    #[cold]
+    fn wait_for_readers(&self) -> Option<NoMemory> {
+        let deadline = Instant::now() + PATIENCE;
+        self.tree
+            .domain()
+            .throttle(Some(deadline))
+            .err()
+            .map(|over| NoMemory::Retired {
+                pending_bytes: over.pending_bytes,
+                hard_bytes: over.hard_bytes,
+            })
     }
 
     /// The configuration.

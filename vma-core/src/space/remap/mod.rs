@@ -404,7 +404,7 @@ fn moves_in_company(vma: Placed<'_>) -> bool {
     vma.file().is_none_or(|file| {
         let object = file.object();
         // Such files choose places themselves.
-        !object.is_huge_aligned() && object.kind() != FileKind::DevZero && object.hooks().is_none()
+        object.kind() != FileKind::DevZero && object.hooks().is_none()
     })
 }
 
