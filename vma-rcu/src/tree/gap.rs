@@ -8,9 +8,10 @@
 use std::ops::Range;
 
 use super::node::{
-    Inner, LEAF_CAP, Leaf, MAX_HEIGHT, NodePtr, PAD, Root, inner, leaf, max_gap_with,
+    CHILD_LINES, Inner, LEAF_CAP, Leaf, MAX_HEIGHT, NodePtr, PAD, Root, SLOT_LINES, inner, leaf,
+    max_gap_with,
 };
-use super::search::{at_least, first_above};
+use super::search::{at_least, first_above, prefetch};
 use super::{MAX_END, Record};
 use smallvec::SmallVec;
 
@@ -123,10 +124,12 @@ impl Descent<'_> {
     /// `lo` is the end of the last entry before the node.
     unsafe fn lowest<T: Record>(self, node: NodePtr, height: usize, lo: u64) -> Option<u64> {
         if height == 0 {
+            prefetch(node, 0..SLOT_LINES.end);
             // SAFETY: T7, T2.
             let leaf: &Leaf<T> = unsafe { leaf(node) };
             return gaps(leaf, lo).find_map(|gap| self.request.low(self.need, gap));
         }
+        prefetch(node, 0..CHILD_LINES.end);
         // SAFETY: T7, T2.
         let inner = unsafe { inner(node) };
         // SAFETY: T7: the writer is the caller's.
@@ -161,11 +164,13 @@ impl Descent<'_> {
         hi: u64,
     ) -> Option<u64> {
         if height == 0 {
+            prefetch(node, 0..SLOT_LINES.end);
             // SAFETY: T7, T2.
             let leaf: &Leaf<T> = unsafe { leaf(node) };
             let high = |gap| self.request.high(self.need, gap);
             return gaps(leaf, lo).rev().find_map(high);
         }
+        prefetch(node, 0..CHILD_LINES.end);
         // SAFETY: T7, T2.
         let inner = unsafe { inner(node) };
         // SAFETY: T7: the writer is the caller's.

@@ -95,6 +95,10 @@ pub(super) struct Inner {
     pub(super) track: Track,
 }
 
+/// Cache lines of a node: those of the slots of a leaf, of the children of an inner node.
+pub(super) const SLOT_LINES: Range<usize> = 2..6;
+pub(super) const CHILD_LINES: Range<usize> = 2..4;
+
 #[cfg(not(any(test, loom, small_nodes)))]
 const _: () = assert!(size_of::<Leaf<u64>>() == 384 && size_of::<Inner>() == 384);
 

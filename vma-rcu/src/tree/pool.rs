@@ -7,7 +7,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
-use super::node::{Inner, Leaf, NodeMemory, NodePtr, RecordMemory};
+use super::node::{Inner, Leaf, NodeMemory, NodePtr, RecordMemory, SLOT_LINES};
+use super::search::prefetch;
 use crate::alloc::{free_memory, try_memory, try_zeroed};
 use crate::reclaim::{Dispose, Panic};
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -235,7 +236,12 @@ impl<T: Send + Sync + 'static> Pool<T> {
         if self.lists.nodes.is_empty() {
             self.refill();
         }
-        self.lists.nodes.pop().or_else(try_zeroed)
+        let node = self.lists.nodes.pop();
+        // The next one will be written soon, and was last touched long ago.
+        if let Some(next) = self.lists.nodes.last() {
+            prefetch(next.as_ptr().cast(), 0..SLOT_LINES.end);
+        }
+        node.or_else(try_zeroed)
     }
 
     /// A leaf to be filled in, with any content; `None` when memory runs out.

@@ -7,8 +7,10 @@
 
 use smallvec::SmallVec;
 
-use super::node::{Inner, LEAF_CAP, Leaf, MAX_HEIGHT, PAD, Root, inner, leaf};
-use super::search::{Portable, Search, first_above};
+use super::node::{
+    CHILD_LINES, Inner, LEAF_CAP, Leaf, MAX_HEIGHT, PAD, Root, SLOT_LINES, inner, leaf,
+};
+use super::search::{Portable, Search, first_above, prefetch};
 use super::{Entry, MAX_END, Record};
 use crate::sync::atomic::Ordering;
 
@@ -53,12 +55,14 @@ dispatch! {
 unsafe fn descend<'a, S: Search, T>(root: Root, key: u64) -> &'a Leaf<T> {
     let mut node = root.node();
     for _ in 0..root.height() {
+        prefetch(node, CHILD_LINES);
         // SAFETY: T7, by the caller's promise; T2: above the last level nodes are inner.
         let inner = unsafe { inner(node) };
         // The last lane is PAD, above any key: the index stays below LANES; T4 for the rest.
         let i = S::first_above(&inner.pivots, key);
         node = inner.children[i.min(LEAF_CAP - 1)].load(Ordering::Acquire);
     }
+    prefetch(node, SLOT_LINES);
     // SAFETY: T7, and T2: leaves are at the root's height.
     unsafe { leaf(node) }
 }

@@ -4,6 +4,7 @@
 //! makes a chain of compare-and-add of it. A plain x86-64 build finds out at run time.
 
 use super::node::LANES;
+use std::ops::Range;
 
 /// How to search; a type parameter, so that a whole descent is compiled for it.
 pub(super) trait Search {
@@ -29,6 +30,21 @@ impl Search for Portable {
         let bits = values.iter().enumerate();
         bits.fold(0, |mask, (i, value)| mask | u32::from(*value >= least) << i)
     }
+}
+
+/// Asks for cache lines of the node at `node`, where that costs less than a later miss:
+/// their address is known a search before their content is needed.
+#[inline(always)]
+pub(super) fn prefetch(node: *const (), lines: Range<usize>) {
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    for line in lines {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let address = node.cast::<i8>().wrapping_add(64 * line);
+        // SAFETY: a hint; no address is invalid for it.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address) };
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+    let _ = (node, lines);
 }
 
 /// [`Search::first_above`] for callers that aren't compiled per kind of search.

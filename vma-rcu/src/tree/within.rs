@@ -7,11 +7,12 @@
 use std::ptr::NonNull;
 
 use super::node::{
-    LEAF_CAP, LEAF_MIN, Leaf, MAX_HEIGHT, PAD, Root, Slot, inner, leaf, max_gap_with,
+    CHILD_LINES, LEAF_CAP, LEAF_MIN, Leaf, MAX_HEIGHT, PAD, Root, SLOT_LINES, Slot, inner, leaf,
+    max_gap_with,
 };
 use super::pool::node_word;
 use super::rebuild::{Rebuild, Removed, push};
-use super::search::{Portable, Search};
+use super::search::{Portable, Search, prefetch};
 use super::write::{Edit, New};
 use super::{EditError, Record};
 
@@ -90,6 +91,7 @@ impl<T: Record> Rebuild<'_, T> {
         let mut birth = self.floor;
         let mut node = root.node();
         for step in &mut self.scratch.path[..root.height()] {
+            prefetch(node, CHILD_LINES);
             // SAFETY: T7: the writer is ours; T2.
             let inner = unsafe { inner(node) };
             let i = S::first_above(&inner.pivots, edit.lo);
@@ -110,6 +112,7 @@ impl<T: Record> Rebuild<'_, T> {
             *step = (NonNull::from(inner), i);
             node = inner.child(i);
         }
+        prefetch(node, SLOT_LINES);
         // SAFETY: T7, T2.
         let leaf = unsafe { leaf(node) };
         let height = root.height();
