@@ -344,6 +344,25 @@ fn calls_and_lines_that_do_not_matter_are_counted() {
 }
 
 #[test]
+fn maps_given_by_name_are_used() {
+    let (case, elsewhere) = (Case::new(), tempfile::tempdir().expect("a folder"));
+    let to = |name: &str| elsewhere.path().join(name);
+    for (from, name) in [("t.start.maps", "first"), ("t.end.maps", "last")] {
+        fs::rename(case.at(from), to(name)).expect("moved");
+    }
+    let (first, last) = (to("first"), to("last"));
+    let args = [
+        "--start",
+        first.to_str().expect("text"),
+        "--end",
+        last.to_str().expect("text"),
+    ];
+    let out = case.replay(&args);
+    assert_eq!(out.status.code(), Some(0), "{}", stdout(&out));
+    assert!(stdout(&out).contains("equal to the recorded maps at 2 of 2 snapshots"));
+}
+
+#[test]
 fn a_map_that_differs_is_shown_as_a_diff() {
     let case = Case::new();
     case.edit("t.end.maps", |t| t.replacen("r-xp", "rwxp", 1));

@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, collections::HashMap, rc::Rc, sync::Arc};
 
-use vma_core::{AccessMode, FileKind as Kind, FileObject, MappingHooks, OpenFile};
+use vma_core::{AccessMode, FileKind as Kind, FileObject, MappingHooks, OpenFile, VmaFlags};
 
 use crate::replay::{
     model::files::{DescriptionId, FileKind, InodeId},
@@ -125,8 +125,14 @@ fn object(kind: FileKind) -> Arc<FileObject> {
         FileKind::DevZero => build(Kind::DevZero).build(),
         FileKind::SharedAnon | FileKind::Memfd => build(Kind::Shmem).build(),
         FileKind::SysV => build(Kind::Shmem).hooks(Arc::new(Segment)).build(),
-        FileKind::Aio => build(Kind::Device).no_exec(true).build(),
-        FileKind::Uring => build(Kind::Device).no_exec(true).build(),
+        FileKind::Aio => build(Kind::Device)
+            .no_exec(true)
+            .mmap_flags(VmaFlags::DONTEXPAND)
+            .build(),
+        FileKind::Uring => build(Kind::Device)
+            .no_exec(true)
+            .mmap_flags(VmaFlags::DONTEXPAND | VmaFlags::MIXEDMAP)
+            .build(),
         FileKind::Unmappable => build(Kind::Unmappable).build(),
     }
 }

@@ -217,7 +217,7 @@ pub enum Call {
         flags: u64,
         written: Written,
     },
-    /// arch_prctl(ARCH_SET_FS): the address of the thread's own block.
+    /// `arch_prctl(ARCH_SET_FS)`: the address of the thread's own block.
     SetFs {
         addr: u64,
     },

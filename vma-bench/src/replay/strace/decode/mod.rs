@@ -1,4 +1,4 @@
-//! From a name, arguments and a result to a [`Call`] and a [`Ret`].
+//! From a name, arguments and a result to a [`Call`] and a [`Ret`](super::call::Ret).
 
 mod kinds;
 mod result;
