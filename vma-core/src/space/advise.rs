@@ -43,9 +43,6 @@ pub enum AdviseError {
     /// Sealed, and the advice would discard what can't be written.
     #[error("{0} is sealed")]
     Sealed(VmRange),
-    /// The caller may not.
-    #[error("advice {0} needs a capability")]
-    Forbidden(i32),
     /// Something in the range isn't mapped; everything mapped was advised.
     #[error("nothing is mapped at {0:#x}")]
     Unmapped(u64),
@@ -69,9 +66,7 @@ impl AdviseError {
             | AdviseError::NotApplicable { .. }
             | AdviseError::Split(SplitError::Refused { .. }) => Errno::EINVAL,
             AdviseError::ReadOnly(_) => Errno::EACCES,
-            AdviseError::FileSealed(_) | AdviseError::Sealed(_) | AdviseError::Forbidden(_) => {
-                Errno::EPERM
-            }
+            AdviseError::FileSealed(_) | AdviseError::Sealed(_) => Errno::EPERM,
             AdviseError::Unmapped(_) => Errno::ENOMEM,
             AdviseError::NoPages(_) => Errno::EFAULT,
             AdviseError::Split(_) | AdviseError::NoMemory(_) => Errno::EAGAIN,
@@ -278,7 +273,9 @@ impl<B: Backend> WriteGuard<'_, B> {
     /// # Errors
     /// As there.
     pub fn advise(&mut self, addr: u64, len: u64, advice: Advice) -> Result<(), AdviseError> {
-        if !advice.is_known() {
+        // Injecting memory errors isn't built in.
+        let injects = matches!(advice, Advice::HWPOISON | Advice::SOFT_OFFLINE);
+        if !advice.is_known() || injects {
             return Err(AdviseError::Unknown(advice.0));
         }
         let config = self.config();
@@ -289,9 +286,6 @@ impl<B: Backend> WriteGuard<'_, B> {
         let Some((start, end)) = rounded_range(config.pages(), addr, len).map_err(|()| bad)? else {
             return Ok(());
         };
-        if matches!(advice, Advice::HWPOISON | Advice::SOFT_OFFLINE) {
-            return Err(AdviseError::Forbidden(advice.0));
-        }
         if matches!(advice, Advice::POPULATE_READ | Advice::POPULATE_WRITE) {
             return self.populate_advised(&config, start, end, advice);
         }

@@ -82,11 +82,15 @@ pub(super) fn parse<'r>(
         Some(None) => return Err(MapError::BadDescriptor),
         Some(Some(file)) => Some(file),
     };
-    if flags.contains(MapFlags::HUGETLB) {
+    let huge = flags.contains(MapFlags::HUGETLB);
+    if huge {
         check_huge(flags, file.is_some())?;
     }
     if request.len == 0 {
         return Err(MapError::Empty);
+    }
+    if huge {
+        return Err(MapError::NoHugePages);
     }
     let mut prot = request.prot;
     if config.read_implies_exec
@@ -131,13 +135,13 @@ pub(super) fn parse<'r>(
     })
 }
 
-/// `MAP_HUGETLB`: there is no pool of huge pages here.
+/// `MAP_HUGETLB` has to name a size that exists; there is no pool of such pages here.
 fn check_huge(flags: MapFlags, has_file: bool) -> Result<(), MapError> {
     let size = flags.bits() >> HUGE_SHIFT & 0x3f;
     if has_file || !matches!(size, 0 | 21 | 30) {
         return Err(MapError::BadType(flags.bits()));
     }
-    Err(MapError::NoHugePages)
+    Ok(())
 }
 
 /// `VmaFlags` that the flag word stands for (`calc_vm_flag_bits`).
