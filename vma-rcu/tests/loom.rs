@@ -2,6 +2,7 @@
 //!
 //! `.ci/loom` runs them as they are, and then once per planted fault, which they must find.
 #![cfg(loom)]
+#![allow(clippy::unwrap_used, reason = "tests may")]
 
 use std::sync::Arc;
 

@@ -1,5 +1,6 @@
 //! Lookups in signal handlers that interrupt pins, lookups, transactions and the allocator.
 #![cfg(all(unix, not(loom)))]
+#![allow(clippy::unwrap_used, reason = "tests may")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

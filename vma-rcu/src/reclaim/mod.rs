@@ -223,7 +223,7 @@ impl Domain {
         let mut panic = None;
         for queue in &queues {
             if let Some(count) = queue.seal() {
-                self.defer_grace(Arc::clone(queue), count);
+                self.defer_grace(queue, count);
             }
             let drained = queue.drain(&self.inner.handlers);
             objects += drained.objects;
@@ -273,7 +273,7 @@ impl Domain {
             queues.iter().map(target).collect()
         };
         for (queue, count) in &targets {
-            self.defer_grace(Arc::clone(queue), *count);
+            self.defer_grace(queue, *count);
         }
         let over = Arc::new(AtomicBool::new(false));
         self.defer_mark(Arc::clone(&over));
@@ -389,9 +389,8 @@ impl Domain {
 
     /// As [`adopt`](Self::adopt), for a queue that gets no more objects.
     pub(crate) fn adopt_sealed(&self, queue: Arc<dyn Drain>) {
-        let count = queue.produced();
-        self.adopt(Arc::clone(&queue));
-        self.defer_grace(queue, count);
+        self.defer_grace(&queue, queue.produced());
+        self.adopt(queue);
     }
 
     /// `bytes` more are retired: a batch is full, and the next [`collect`](Self::collect) sees to it.
@@ -399,12 +398,12 @@ impl Domain {
         self.inner.pending_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    fn defer_grace(&self, queue: Arc<dyn Drain>, count: u64) {
+    fn defer_grace(&self, queue: &Arc<dyn Drain>, count: u64) {
         if cfg!(planted = "early_grace") {
             return queue.grace(count);
         }
         // Weak: a closure that never runs, because its handle stays idle, keeps no queue alive.
-        let queue = Arc::downgrade(&queue);
+        let queue = Arc::downgrade(queue);
         self.with_handle(|handle| {
             let guard = handle.pin();
             guard.defer(move || {

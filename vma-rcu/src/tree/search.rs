@@ -134,8 +134,10 @@ mod avx2 {
     #[target_feature(enable = "avx2,popcnt")]
     fn above(four: &[u64; 4], needle: __m256i) -> __m256i {
         let flip = _mm256_set1_epi64x(i64::MIN);
+        #[expect(clippy::cast_ptr_alignment, reason = "the load is an unaligned one")]
+        let address = four.as_ptr().cast::<__m256i>();
         // SAFETY: an unaligned load of the 32 bytes that `four` is.
-        let four = unsafe { _mm256_loadu_si256(four.as_ptr().cast::<__m256i>()) };
+        let four = unsafe { _mm256_loadu_si256(address) };
         _mm256_cmpgt_epi64(_mm256_xor_si256(four, flip), needle)
     }
 }

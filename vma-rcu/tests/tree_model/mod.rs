@@ -3,6 +3,8 @@
 //! Compiled twice: with the library's unit tests, where nodes have 4 lanes so that a few entries reach
 //! splits, merges and root changes, and as an integration test, with nodes of full size.
 
+#![allow(clippy::unwrap_used, reason = "tests may")]
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -35,6 +37,9 @@ impl Record for Value {
         self.guard
     }
 }
+
+/// A window, and what comes into it.
+type Edit = (Range<u64>, Vec<(Range<u64>, Value)>);
 
 /// start -> (end, id)
 type Model = BTreeMap<u64, (u64, u64)>;
@@ -119,7 +124,7 @@ impl World<'_> {
         entries
     }
 
-    fn splice(&mut self, edits: Vec<(Range<u64>, Vec<(Range<u64>, Value)>)>) {
+    fn splice(&mut self, edits: Vec<Edit>) {
         let mut expected = self.model.clone();
         let mut gone = Vec::new();
         for (window, entries) in &edits {
@@ -404,6 +409,7 @@ fn bulk_build_equals_insertion_and_replaces_what_was_there() {
 }
 
 #[test]
+#[expect(clippy::single_range_in_vec_init, reason = "a list of ranges")]
 fn bad_edits_are_refused_and_change_nothing() {
     let domain = Domain::default();
     let (tree, mut writer) = RangeTree::new(&domain);
