@@ -404,6 +404,12 @@ impl<'a, T: Record> View<'a, T> {
         unsafe { read::find_prev(self.root(), addr) }
     }
 
+    /// [`find_prev`](Self::find_prev) and [`find_next`](Self::find_next) at the cost of one of them.
+    pub fn neighbours(self, addr: u64) -> (Option<Entry<'a, T>>, Option<Entry<'a, T>>) {
+        // SAFETY: T7: the writer is borrowed for 'a.
+        unsafe { read::neighbours(self.root(), addr) }
+    }
+
     /// The entries in ascending order, from the first that ends above `from`.
     pub fn iter(self, from: u64) -> Iter<'a, T> {
         // SAFETY: T7: the writer is borrowed for 'a.

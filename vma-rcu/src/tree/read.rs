@@ -111,30 +111,61 @@ pub(super) unsafe fn entry<'a, T: Record>(leaf: &Leaf<T>, i: usize) -> Entry<'a,
 ///
 /// T7: what is reachable from `root` can't be freed during `'a`.
 pub(super) unsafe fn find_prev<'a, T: Record>(root: Root, key: u64) -> Option<Entry<'a, T>> {
+    // SAFETY: T7, by the caller's promise.
+    unsafe { neighbours(root, key) }.0
+}
+
+/// The last entry that ends at or below `key`, and the first that ends above it, in one descent.
+///
+/// # Safety
+///
+/// T7: what is reachable from `root` can't be freed during `'a`.
+pub(super) unsafe fn neighbours<'a, T: Record>(
+    root: Root,
+    key: u64,
+) -> (Option<Entry<'a, T>>, Option<Entry<'a, T>>) {
     if root.is_empty() {
-        return None;
+        return (None, None);
     }
     let key = key.min(MAX_END);
     let mut node = root.node();
     // Where to go when the leaf has nothing below the key: the child left of the deepest turn.
     let mut left = None;
     for height in (0..root.height()).rev() {
+        prefetch(node, CHILD_LINES);
         // SAFETY: T7, T2.
         let inner = unsafe { inner(node) };
         let i = first_above(&inner.pivots, key);
         if i > 0 {
-            left = Some((inner.children[i - 1].load(Ordering::Acquire), height));
+            left = Some((inner, i - 1, height));
         }
         node = inner.children[i].load(Ordering::Acquire);
     }
+    prefetch(node, SLOT_LINES);
     // SAFETY: T7, T2.
     let here = unsafe { leaf::<T>(node) };
     let i = first_above(&here.ends, key);
+    // SAFETY: T7; T3: the entry exists, but at the end of the last leaf.
+    let next = (i < here.len()).then(|| unsafe { entry(here, i) });
     if i > 0 {
         // SAFETY: T7; entries below the first end above the key exist.
-        return Some(unsafe { entry(here, i - 1) });
+        return (Some(unsafe { entry(here, i - 1) }), next);
     }
-    let (mut node, height) = left?;
+    let Some((inner, i, height)) = left else {
+        return (None, next);
+    };
+    // SAFETY: T7; T4: a leaf has an entry.
+    (Some(unsafe { last_below(inner, i, height) }), next)
+}
+
+/// The last entry below child `i` of a node whose children are `height` levels above the leaves.
+///
+/// # Safety
+///
+/// T7: what is reachable from `inner` can't be freed during `'a`.
+#[cold]
+unsafe fn last_below<'a, T: Record>(top: &Inner, i: usize, height: usize) -> Entry<'a, T> {
+    let mut node = top.children[i].load(Ordering::Acquire);
     for _ in 0..height {
         // SAFETY: T7, T2.
         let inner = unsafe { inner(node) };
@@ -143,7 +174,7 @@ pub(super) unsafe fn find_prev<'a, T: Record>(root: Root, key: u64) -> Option<En
     // SAFETY: T7, T2.
     let last = unsafe { leaf::<T>(node) };
     // SAFETY: T7; T4: a leaf has an entry.
-    Some(unsafe { entry(last, last.len() - 1) })
+    unsafe { entry(last, last.len() - 1) }
 }
 
 /// End of the last entry; 0 for an empty tree.

@@ -304,6 +304,11 @@ impl World<'_> {
             locked.map(|e| e.map(|e| (e.start, e.end, e.value.id))),
             expected
         );
+        let (previous, next) = view.neighbours(at);
+        assert_eq!(
+            (previous.map(|e| e.start), next.map(|e| e.start)),
+            (locked[2].map(|e| e.start), locked[1].map(|e| e.start))
+        );
         let rest = self.tree.iter(at, self.guard).map(|e| e.start);
         let model = self
             .model
