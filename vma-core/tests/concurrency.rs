@@ -1,4 +1,9 @@
 //! Readers beside a writer: what a lookup returns was there, whole.
+#![allow(
+    clippy::redundant_closure_for_method_calls,
+    clippy::unwrap_used,
+    reason = "one shape for errors of many types; a test may panic"
+)]
 
 mod common;
 

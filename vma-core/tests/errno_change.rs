@@ -1,4 +1,9 @@
 //! Bad input to the calls that change what is mapped, and to those that only look.
+#![allow(
+    clippy::redundant_closure_for_method_calls,
+    clippy::too_many_lines,
+    reason = "one shape for errors of many types, and tables"
+)]
 
 mod common;
 

@@ -1,4 +1,9 @@
 //! Bad input to mremap, `remap_file_pages`, brk and to the embedder's own calls.
+#![allow(
+    clippy::redundant_closure_for_method_calls,
+    clippy::too_many_lines,
+    reason = "one shape for errors of many types, and tables"
+)]
 
 mod common;
 

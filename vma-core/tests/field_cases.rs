@@ -1,5 +1,10 @@
 //! Situations that other address-space managers got wrong, each with the outcome that Linux has. The names in
 //! brackets are rows of the project's list of field cases.
+#![allow(
+    clippy::redundant_closure_for_method_calls,
+    clippy::unwrap_used,
+    reason = "one shape for errors of many types; a test may panic"
+)]
 
 mod common;
 

@@ -1,5 +1,10 @@
 //! Random sequences of calls against a naive model that knows single pages only, with the structural checker
 //! after each call. `rangemap` is a second oracle for what is mapped how.
+#![allow(
+    clippy::redundant_closure_for_method_calls,
+    clippy::unwrap_used,
+    reason = "one shape for errors of many types; a test may panic"
+)]
 
 use std::collections::BTreeMap;
 
@@ -23,7 +28,7 @@ struct Page {
     random: bool,
     sealed: bool,
     /// Page of the file, for file mappings.
-    file_page: Option<u64>,
+    of_file: Option<u64>,
 }
 
 #[derive(Clone, Debug)]
@@ -144,13 +149,13 @@ impl Model {
                     return Some(Errno::EPERM);
                 }
                 for i in 0..pages {
-                    let file_page = file.then_some(offset + i);
+                    let of_file = file.then_some(offset + i);
                     let page = Page {
                         prot,
                         locked: false,
                         random: false,
                         sealed: false,
-                        file_page,
+                        of_file,
                     };
                     self.pages.insert(at + i, page);
                 }
@@ -244,7 +249,7 @@ fn observe(space: &AddressSpace) -> BTreeMap<u64, Page> {
                 locked: entry.flags.contains(VmaFlags::LOCKED),
                 random: entry.flags.contains(VmaFlags::RAND_READ),
                 sealed: entry.flags.contains(VmaFlags::SEALED),
-                file_page: entry.file.as_ref().map(|_| entry.offset / PAGE + inside),
+                of_file: entry.file.as_ref().map(|_| entry.offset / PAGE + inside),
             };
             pages.insert(number, page);
         }

@@ -1,4 +1,9 @@
 //! Mappings that the embedder makes, and owners that follow theirs.
+#![allow(
+    clippy::redundant_closure_for_method_calls,
+    clippy::unwrap_used,
+    reason = "one shape for errors of many types; a test may panic"
+)]
 
 mod common;
 

@@ -1,5 +1,9 @@
 //! What the tests of bad input share.
-#![allow(dead_code, reason = "each test uses its part")]
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    reason = "each test uses its part, and tests may panic"
+)]
 
 use std::sync::Arc;
 
@@ -8,13 +12,13 @@ use vma_core::{
     SpaceConfig,
 };
 
-pub const PAGE: u64 = 4096;
-pub const TOP: u64 = 0x7fff_ffff_f000;
-pub const AT: u64 = 0x10_0000_0000;
-pub const RW: Prot = Prot::READ.union(Prot::WRITE);
+pub(crate) const PAGE: u64 = 4096;
+pub(crate) const TOP: u64 = 0x7fff_ffff_f000;
+pub(crate) const AT: u64 = 0x10_0000_0000;
+pub(crate) const RW: Prot = Prot::READ.union(Prot::WRITE);
 
 /// Pages 0..4 rw, 4..6 free, 6..8 read-only shared file that can't be written, 8..10 sealed.
-pub fn space() -> AddressSpace {
+pub(crate) fn space() -> AddressSpace {
     let space = AddressSpace::new(SpaceConfig {
         ipc_lock: true,
         ..SpaceConfig::default()
@@ -38,7 +42,7 @@ pub fn space() -> AddressSpace {
     space
 }
 
-pub fn file(mode: AccessMode) -> Arc<OpenFile> {
+pub(crate) fn file(mode: AccessMode) -> Arc<OpenFile> {
     OpenFile::new(
         FileObject::builder(FileKind::Regular, "/f")
             .len(64 * PAGE)
@@ -48,7 +52,7 @@ pub fn file(mode: AccessMode) -> Arc<OpenFile> {
 }
 
 /// Runs a call, and sees that a failed one has changed nothing.
-pub fn refused<T, E>(
+pub(crate) fn refused<T, E>(
     space: &AddressSpace,
     call: impl FnOnce() -> Result<T, E>,
     errno: impl Fn(E) -> Errno,

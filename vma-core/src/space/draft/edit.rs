@@ -29,7 +29,7 @@ impl Draft<'_> {
         chain: AnonId,
         kind: Kind,
     ) -> (Merge, VmRange) {
-        let prev = self.prev(start);
+        let prev = self.adjacent_below(start);
         let next = self.next(start);
         let proposal = Proposal {
             start,
@@ -308,7 +308,7 @@ impl Draft<'_> {
         part: &Vma,
         kind: Kind,
     ) -> Option<u64> {
-        let prev = self.prev(start);
+        let prev = self.adjacent_below(start);
         let next = self.next(end);
         let proposal = Proposal {
             start,

@@ -68,6 +68,9 @@ pub(super) struct Changes {
     pub(super) writable: Vec<(Arc<FileObject>, i64)>,
 }
 
+/// What a search of the base was asked, and found.
+type Found<'a> = Cell<Option<(u64, Option<Entry<'a, Vma>>)>>;
+
 pub(super) struct Draft<'a> {
     view: View<'a, Vma>,
     /// Starts of the base's mappings that keep a gap below them.
@@ -75,7 +78,9 @@ pub(super) struct Draft<'a> {
     pub(super) config: &'a SpaceConfig,
     pub(super) pages: Pages,
     /// Last search upwards in the base, which doesn't change under the draft.
-    cached: Cell<Option<(u64, Option<Entry<'a, Vma>>)>>,
+    cached: Found<'a>,
+    /// Last answer of `adjacent_below`.
+    below: Found<'a>,
     changes: Changes,
 }
 
@@ -92,6 +97,7 @@ impl<'a> Draft<'a> {
             config,
             pages: config.pages(),
             cached: Cell::new(None),
+            below: Cell::new(None),
             changes: Changes {
                 totals,
                 ..Changes::default()
@@ -129,13 +135,31 @@ impl<'a> Draft<'a> {
     /// The first VMA of the base that ends above `addr`. Calls ask for the same one several times.
     fn base_next(&self, addr: u64) -> Option<Entry<'a, Vma>> {
         if let Some((asked, entry)) = self.cached.get()
-            && asked == addr
+            && asked <= addr
+            && entry.is_none_or(|entry| addr < entry.end)
         {
             return entry;
         }
         let entry = self.view.find_next(addr);
         self.cached.set(Some((addr, entry)));
         entry
+    }
+
+    /// The VMA that ends at `addr`, if one does: all that merging wants to know of what lies below.
+    pub(super) fn adjacent_below(&self, addr: u64) -> Option<Placed<'_>> {
+        let last = addr.checked_sub(1)?;
+        if !self.is_untouched() {
+            return self.prev(addr).filter(|vma| vma.end == addr);
+        }
+        let entry = match self.below.get() {
+            Some((asked, entry)) if asked == addr => entry,
+            _ => {
+                let entry = self.base_next(last).filter(|below| below.end == addr);
+                self.below.set(Some((addr, entry)));
+                entry
+            }
+        };
+        entry.map(|below| self.placed(below.start, below.end, below.value))
     }
 
     /// The first VMA that ends above `addr` (Linux `find_vma`).
