@@ -1,6 +1,7 @@
 //! The address-space half of fork(2): layout, identities and charges.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use vma_rcu::tree::Record as _;
 
@@ -11,6 +12,7 @@ use crate::addr::VmRange;
 use crate::anon::{AnonId, AnonIds};
 use crate::backend::Backend;
 use crate::error::{Errno, LimitError, NoMemory};
+use crate::file::FileObject;
 use crate::flags::{MdweFlags, VmaFlags};
 use crate::limits::SpaceConfig;
 use crate::vma::Vma;
@@ -91,6 +93,34 @@ fn copy_entries<B: Backend>(
     Ok((entries, totals))
 }
 
+/// Owners and files that have to hear of the copies, once they exist.
+#[derive(Default)]
+struct Followed {
+    hooks: Vec<HookEvent>,
+    writable: Vec<Arc<FileObject>>,
+}
+
+impl Followed {
+    fn of(entries: &Entries) -> Self {
+        let mut followed = Followed::default();
+        for (range, vma) in entries {
+            if let Some(file) = vma.file()
+                && vma.is_shared_maywrite()
+            {
+                followed.writable.push(file.object().clone());
+            }
+            if let Some(hooks) = vma.hooks() {
+                followed.hooks.push(HookEvent {
+                    hooks: hooks.clone(),
+                    range: VmRange::new(range.start, range.end),
+                    opened: true,
+                });
+            }
+        }
+        followed
+    }
+}
+
 impl<B: Backend> WriteGuard<'_, B> {
     fn copy(&mut self, copying: Copying, backend: B) -> Result<AddressSpace<B>, DupError> {
         let config = self.space.config.load_full();
@@ -102,21 +132,7 @@ impl<B: Backend> WriteGuard<'_, B> {
             backend,
             ids,
         );
-        for (range, vma) in &entries {
-            if let Some(file) = vma.file()
-                && vma.is_shared_maywrite()
-            {
-                file.object().count_writable(1);
-            }
-            if let Some(hooks) = vma.hooks() {
-                self.after.changed = true;
-                self.after.hooks.push(HookEvent {
-                    hooks: hooks.clone(),
-                    range: VmRange::new(range.start, range.end),
-                    opened: true,
-                });
-            }
-        }
+        let followed = Followed::of(&entries);
         let parent = self.inner();
         let inner = child.inner.get_mut();
         inner.guarded = entries
@@ -128,6 +144,11 @@ impl<B: Backend> WriteGuard<'_, B> {
         inherit(inner, parent, copying);
         inner.totals = totals;
         built.map_err(|_| NoMemory::Records)?;
+        self.after.changed |= !followed.hooks.is_empty();
+        self.after.hooks.extend(followed.hooks);
+        for file in followed.writable {
+            file.count_writable(1);
+        }
         Ok(child)
     }
 
