@@ -146,18 +146,17 @@ impl<'a> Draft<'a> {
     }
 
     /// The VMA that ends at `addr`, if one does: all that merging wants to know of what lies below.
-    /// One search of the base finds what lies above as well, for [`next`](Self::next).
+    /// Where nothing does, the search has found what lies above as well, for [`next`](Self::next).
     pub(super) fn adjacent_below(&self, addr: u64) -> Option<Placed<'_>> {
+        let last = addr.checked_sub(1)?;
         if !self.is_untouched() {
             return self.prev(addr).filter(|vma| vma.end == addr);
         }
         let entry = match self.below.get() {
             Some((asked, entry)) if asked == addr => entry,
             _ => {
-                let (prev, next) = self.view.neighbours(addr);
-                let entry = prev.filter(|prev| prev.end == addr);
+                let entry = self.base_next(last).filter(|below| below.end == addr);
                 self.below.set(Some((addr, entry)));
-                self.cached.set(Some((addr, next)));
                 entry
             }
         };

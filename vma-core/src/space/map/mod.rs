@@ -75,7 +75,7 @@ impl MapRequest {
 ///
 /// On an error the draft holds what Linux leaves behind: splits at the edges.
 fn install(draft: &mut Draft<'_>, range: VmRange, plan: Plan) -> Result<(), MapError> {
-    // One search for what is asked here and for merging.
+    // Asked for merging later; where nothing touches, one search answers both.
     draft.adjacent_below(range.start);
     let occupied = draft.first_in(range.start, range.end).is_some();
     let gathered = if occupied {
