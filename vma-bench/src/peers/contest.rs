@@ -137,7 +137,8 @@ pub fn warmed(
     timing
 }
 
-/// Calls `step` with ever larger pieces of `list`, beginning at `*cursor` and wrapping round, until `budget` is used up.
+/// Calls `step` with pieces of `list` as large as the budget allows, beginning at `*cursor` and wrapping round, until
+/// the budget is used up.
 #[inline(always)]
 fn over_list(
     list: &[u32],
@@ -147,6 +148,7 @@ fn over_list(
 ) -> Timing {
     let mut ops = 0;
     let mut chunk = 1;
+    let mut last = Duration::ZERO;
     let begin = Instant::now();
     loop {
         let from = *cursor % list.len();
@@ -154,11 +156,18 @@ fn over_list(
         step(&list[from..to]);
         ops += (to - from) as u64;
         *cursor = to;
-        chunk = (chunk * 2).min(MAX_CHUNK);
         let elapsed = begin.elapsed();
         if elapsed >= budget {
             return Timing { ops, elapsed };
         }
+        // Some structures take a thousand times longer now and then: pieces shrink again.
+        let quick = elapsed - last < budget / 8;
+        chunk = if quick {
+            (chunk * 2).min(MAX_CHUNK)
+        } else {
+            (chunk / 2).max(1)
+        };
+        last = elapsed;
     }
 }
 
