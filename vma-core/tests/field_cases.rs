@@ -574,3 +574,22 @@ fn the_limit_on_mappings_is_off_by_one() {
             .all(|entry| entry.flags.contains(VmaFlags::MAYREAD))
     );
 }
+
+/// Droppable memory can't be locked: with locking as the default it's made without, and merges with nothing.
+#[test]
+fn droppable_memory_is_not_locked_by_default() {
+    let space = fresh();
+    let request = |at| {
+        let flags = MapFlags::DROPPABLE | MapFlags::ANONYMOUS;
+        MapRequest {
+            flags,
+            ..MapRequest::anonymous(PAGE, RW)
+        }
+        .fixed(addr(at))
+    };
+    space.map(&request(0)).unwrap();
+    space.mlockall(LockAllFlags::FUTURE).unwrap();
+    space.map(&request(1)).unwrap();
+    assert_eq!(layout(&space), "0-1 rw-p, 1-2 rw-p");
+    assert_eq!(space.totals().locked_vm(), 0);
+}

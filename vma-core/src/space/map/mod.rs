@@ -99,7 +99,11 @@ fn install(draft: &mut Draft<'_>, range: VmRange, plan: Plan) -> Result<(), MapE
     if let Some(file) = &plan.file {
         flags |= file.object().added_flags();
     }
-    if flags.intersects(VmaFlags::SPECIAL) {
+    // Locked by default, which such a mapping can't be. Linux takes the bits away after it has looked for
+    // something to merge with, so that nothing fitted.
+    let unlockable = flags.contains(VmaFlags::LOCKED)
+        && flags.intersects(VmaFlags::SPECIAL | VmaFlags::DROPPABLE);
+    if unlockable {
         flags -= VmaFlags::LOCK_BITS;
     }
     let file = if plan.new_object {
@@ -111,7 +115,11 @@ fn install(draft: &mut Draft<'_>, range: VmRange, plan: Plan) -> Result<(), MapE
         plan.file
     };
     let vma = new_vma(config, flags, plan.pgoff).with_file(file);
-    draft.insert_merged(range.start, range.end, vma, AnonId::NONE, Kind::New);
+    if unlockable {
+        draft.insert(range.start, range.end, vma);
+    } else {
+        draft.insert_merged(range.start, range.end, vma, AnonId::NONE, Kind::New);
+    }
     Ok(())
 }
 
