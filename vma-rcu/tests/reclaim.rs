@@ -203,3 +203,54 @@ fn a_writer_of_another_tree_is_refused() {
     let (_tree, mut other) = RangeTree::<Counted>::new(&domain);
     drop(tree.write(&mut other));
 }
+
+/// As with fork and exit: what a dead writer leaves is a batch of its own, counted and freed.
+#[test]
+fn what_dead_writers_leave_is_freed_by_collect_and_leaves_no_phantom() {
+    let limits = ReclaimLimits {
+        soft_bytes: 100_000,
+        hard_bytes: 1_000_000,
+    };
+    let domain = Domain::new(limits);
+    let drops = Arc::new(AtomicUsize::new(0));
+    let mut most = 0;
+    for round in 0..400 {
+        let (tree, mut writer) = RangeTree::new(&domain);
+        churn(&tree, &mut writer, &drops, 60);
+        if round % 3 == 0 {
+            drop(tree);
+            drop(writer);
+        } else {
+            drop(writer);
+            drop(tree);
+        }
+        if round % 7 == 0 {
+            domain.synchronize(None).unwrap();
+        }
+        domain.collect();
+        domain.throttle(None).unwrap();
+        most = most.max(domain.stats().pending_objects);
+    }
+    assert!(most < 2000, "{most} objects pending");
+    for _ in 0..8 {
+        domain.collect();
+    }
+    assert_eq!(domain.stats().pending_objects, 0, "collect alone frees it");
+    assert_eq!(drops.load(Ordering::Relaxed), 400 * 60);
+    domain.throttle(None).unwrap();
+}
+
+#[test]
+fn a_forgotten_guard_of_a_handler_holds_nothing_once_its_reader_is_gone() {
+    let domain = Domain::default();
+    let (tree, mut writer) = RangeTree::new(&domain);
+    let drops = Arc::new(AtomicUsize::new(0));
+    let handler = domain.register_signal();
+    std::mem::forget(handler.pin());
+    churn(&tree, &mut writer, &drops, 200);
+    let soon = Some(Instant::now() + Duration::from_millis(10));
+    assert!(domain.synchronize(soon).is_err());
+    drop(handler);
+    domain.synchronize(None).unwrap();
+    assert_eq!(domain.stats().pending_objects, 0);
+}

@@ -39,7 +39,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_epoch as epoch;
 
-pub(crate) use self::queue::{Dispose, Drain, Panic, Producer, Queue};
+pub(crate) use self::queue::{Counters, Dispose, Drain, Panic, Producer, Queue};
 use self::signal::SignalSlot;
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::sync::{Arc, Mutex};
@@ -75,8 +75,9 @@ pub struct ReclaimStats {
     pub freed_objects: u64,
     /// Snapshots that are alive, each of which holds a guard.
     pub snapshots: usize,
-    /// Age of the oldest batch that still waits for its grace period: some reader has been pinned for at
-    /// least about that long. `None` when no batch waits.
+    /// How long the grace period under way has been waiting for readers: some reader has been pinned for
+    /// at least about that long. One starts with each full batch and with each call of
+    /// [`Domain::stats`]; `None` when none is under way.
     pub oldest_pin: Option<Duration>,
 }
 
@@ -129,13 +130,7 @@ pub struct Domain {
 pub(crate) struct Inner {
     collector: epoch::Collector,
     limits: ReclaimLimits,
-    /// Something is past its grace period. Store-release by the closure that raised the mark, swapped
-    /// (acquire) by `collect` before it looks. Model:
-    /// `synchronize_waits_for_the_reader_and_leaves_nothing`.
-    work: Arc<AtomicBool>,
-    /// Bytes of retired objects, moved at batch boundaries, for `throttle`: relaxed, a bound within one
-    /// batch per writer.
-    pending_bytes: AtomicUsize,
+    counters: Arc<Counters>,
     queues: Mutex<Vec<Arc<dyn Drain>>>,
     handlers: Mutex<Vec<Arc<SignalSlot>>>,
     probe: Mutex<Option<Probe>>,
@@ -162,8 +157,7 @@ impl Domain {
         let inner = Inner {
             collector: epoch::Collector::new(),
             limits,
-            work: Arc::new(AtomicBool::new(false)),
-            pending_bytes: AtomicUsize::new(0),
+            counters: Arc::default(),
             queues: Mutex::new(Vec::new()),
             handlers: Mutex::new(Vec::new()),
             probe: Mutex::new(None),
@@ -203,10 +197,10 @@ impl Domain {
     ///
     /// When a destructor does; everything that was due is freed all the same.
     pub fn collect(&self) -> usize {
-        if self.inner.pending_bytes.load(Ordering::Relaxed) > self.inner.limits.soft_bytes {
+        if self.inner.counters.pending() > self.inner.limits.soft_bytes {
             self.advance();
         }
-        if !self.inner.work.load(Ordering::Relaxed) {
+        if !self.inner.counters.work.load(Ordering::Relaxed) {
             return 0;
         }
         self.drain()
@@ -214,7 +208,7 @@ impl Domain {
 
     #[cold]
     fn drain(&self) -> usize {
-        if !self.inner.work.swap(false, Ordering::Acquire) {
+        if !self.inner.counters.work.swap(false, Ordering::Acquire) {
             return 0;
         }
         let queues = self.inner.queues.lock().clone();
@@ -224,15 +218,15 @@ impl Domain {
         for queue in &queues {
             if let Some(count) = queue.seal() {
                 self.defer_grace(queue, count);
+                self.probe();
             }
             let drained = queue.drain(&self.inner.handlers);
             objects += drained.objects;
             held_back |= drained.held_back;
             panic = panic.or(drained.panic);
-            self.inner.subtract_pending(drained.bytes);
         }
         if held_back {
-            self.inner.work.store(true, Ordering::Release);
+            self.inner.counters.work.store(true, Ordering::Release);
         }
         drop(queues);
         self.forget_idle();
@@ -242,7 +236,7 @@ impl Domain {
         objects
     }
 
-    /// Lets go of queues whose writer is gone and that are empty, and of handlers that are gone.
+    /// Lets go of queues whose writer is gone and that are empty.
     fn forget_idle(&self) {
         let idle = |queue: &Arc<dyn Drain>| {
             Arc::strong_count(queue) == 1 && queue.freed() == queue.produced()
@@ -251,17 +245,18 @@ impl Domain {
         let gone: Vec<_> = queues.extract_if(.., |queue| idle(queue)).collect();
         drop(queues);
         drop(gone);
-        self.inner
-            .handlers
-            .lock()
-            .retain(|slot| Arc::strong_count(slot) > 1);
     }
 
     /// Waits until every guard of the time of the call has gone, then frees everything that was retired
     /// before the call, in half-filled batches too. With no writer at work nothing is pending
     /// afterwards.
     ///
-    /// Never call it with a guard of this domain in the same thread: it would wait for itself.
+    /// Never call it with a guard of this domain in the same thread, nor in the destructor of a value of one of
+    /// its trees: it would wait for itself.
+    ///
+    /// # Panics
+    ///
+    /// When a destructor does, as [`collect`](Self::collect).
     ///
     /// # Errors
     ///
@@ -298,12 +293,16 @@ impl Domain {
     /// Returns at once below the hard limit; above it frees, and waits for readers to unpin. Writers
     /// call it *before* they take the lock that guards the writer.
     ///
+    /// # Panics
+    ///
+    /// When a destructor does, as [`collect`](Self::collect).
+    ///
     /// # Errors
     ///
     /// [`OverLimit`] at the deadline (`None`: one look, no wait).
     #[inline]
     pub fn throttle(&self, deadline: Option<Instant>) -> Result<(), OverLimit> {
-        if self.inner.pending_bytes.load(Ordering::Relaxed) <= self.inner.limits.hard_bytes {
+        if self.inner.counters.pending() <= self.inner.limits.hard_bytes {
             return Ok(());
         }
         self.throttle_slow(deadline)
@@ -315,7 +314,7 @@ impl Domain {
         loop {
             self.advance();
             self.drain();
-            let pending_bytes = self.inner.pending_bytes.load(Ordering::Relaxed);
+            let pending_bytes = self.inner.counters.pending();
             let hard_bytes = self.inner.limits.hard_bytes;
             if pending_bytes <= hard_bytes {
                 return Ok(());
@@ -332,6 +331,7 @@ impl Domain {
 
     /// What is pending, and since when.
     pub fn stats(&self) -> ReclaimStats {
+        self.advance();
         let oldest_pin = self.probe();
         let queues = self.inner.queues.lock();
         let pending = |queue: &Arc<dyn Drain>| {
@@ -354,7 +354,6 @@ impl Domain {
 
     /// How long the current grace period has been waiting; starts one when none is under way.
     fn probe(&self) -> Option<Duration> {
-        self.advance();
         let mut probe = self.inner.probe.lock();
         if let Some(probe) = probe.as_ref()
             && !probe.over.load(Ordering::Acquire)
@@ -379,23 +378,12 @@ impl Domain {
         &self.inner
     }
 
-    pub(crate) fn work_mark(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.inner.work)
+    pub(crate) fn counters(&self) -> Arc<Counters> {
+        Arc::clone(&self.inner.counters)
     }
 
     pub(crate) fn adopt(&self, queue: Arc<dyn Drain>) {
         self.inner.queues.lock().push(queue);
-    }
-
-    /// As [`adopt`](Self::adopt), for a queue that gets no more objects.
-    pub(crate) fn adopt_sealed(&self, queue: Arc<dyn Drain>) {
-        self.defer_grace(&queue, queue.produced());
-        self.adopt(queue);
-    }
-
-    /// `bytes` more are retired: a batch is full, and the next [`collect`](Self::collect) sees to it.
-    pub(crate) fn add_pending(&self, bytes: usize) {
-        self.inner.pending_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     fn defer_grace(&self, queue: &Arc<dyn Drain>, count: u64) {
@@ -463,16 +451,6 @@ impl Domain {
     }
 }
 
-impl Inner {
-    fn subtract_pending(&self, bytes: usize) {
-        // Objects of an unsealed batch are freed by `synchronize` before they were added.
-        let update = |pending: usize| Some(pending.saturating_sub(bytes));
-        let _ = self
-            .pending_bytes
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, update);
-    }
-}
-
 impl Drop for Inner {
     fn drop(&mut self) {
         // Readers and trees hold a handle each: nobody can reach a retired object now.
@@ -487,7 +465,7 @@ impl fmt::Debug for Inner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Inner")
             .field("limits", &self.limits)
-            .field("pending_bytes", &self.pending_bytes)
+            .field("counters", &self.counters)
             .finish_non_exhaustive()
     }
 }
@@ -518,8 +496,9 @@ pub struct Reader {
 impl Reader {
     /// Pins the thread: what is found under the guard isn't freed before the guard is dropped.
     ///
-    /// Allocates nothing and runs no frees of ours. Pins nest. A signal handler that may interrupt a
-    /// pin of its own thread uses a [`SignalReader`].
+    /// Runs no frees of ours. crossbeam's own housekeeping, every 128th pin, raises the marks of batches
+    /// whose grace period is over, and allocates or frees a queue node for some of those. Pins nest. Where not even
+    /// that may happen (a signal handler, an allocator's own code), use a [`SignalReader`].
     #[inline]
     pub fn pin(&self) -> Guard<'_> {
         Guard {
@@ -561,6 +540,14 @@ impl SignalReader {
             domain: &self.domain.inner,
             _pin: Pin::Handler(HandlerPin(&self.slot)),
         }
+    }
+}
+
+impl Drop for SignalReader {
+    fn drop(&mut self) {
+        self.slot.abandon();
+        let mut handlers = self.domain.inner.handlers.lock();
+        handlers.retain(|slot| !Arc::ptr_eq(slot, &self.slot));
     }
 }
 

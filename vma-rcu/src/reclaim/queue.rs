@@ -47,7 +47,7 @@ pub(crate) trait Drain: Send + Sync {
     fn seal(&self) -> Option<u64>;
     /// The first `count` objects are out of every epoch reader's reach.
     fn grace(&self, count: u64);
-    /// Frees what may be freed; returns objects, bytes, and whether handlers hold some back.
+    /// Frees what may be freed; returns objects, a panic, and whether handlers hold some back.
     fn drain(&self, handlers: &Mutex<Vec<Arc<SignalSlot>>>) -> Drained;
 }
 
@@ -55,7 +55,6 @@ pub(crate) trait Drain: Send + Sync {
 #[derive(Debug, Default)]
 pub(crate) struct Drained {
     pub(crate) objects: usize,
-    pub(crate) bytes: usize,
     pub(crate) held_back: bool,
     pub(crate) panic: Option<Panic>,
 }
@@ -79,16 +78,40 @@ impl Segment {
     }
 }
 
+/// What a domain and its queues share.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    /// Something may be past its grace period, or a batch is full. Store-release by who makes it so,
+    /// swapped (acquire) by `collect` before it looks. Model:
+    /// `synchronize_waits_for_the_reader_and_leaves_nothing`.
+    pub(crate) work: AtomicBool,
+    /// Bytes retired less bytes freed, moved once per batch: relaxed, a bound for `throttle`. Below zero, read
+    /// as a signed number, when objects of a batch are freed before the batch is full.
+    pending: AtomicUsize,
+}
+
+impl Counters {
+    /// Bytes pending, within one batch per writer.
+    #[inline]
+    pub(crate) fn pending(&self) -> usize {
+        let pending = self.pending.load(Ordering::Relaxed).cast_signed();
+        pending.max(0).cast_unsigned()
+    }
+}
+
 /// The shared half.
 pub(crate) struct Queue<D> {
     disposer: D,
-    /// The domain's "there is something to drain".
-    work: Arc<AtomicBool>,
+    /// The domain's.
+    counters: Arc<Counters>,
     /// Store-release by the producer after the slot, load-acquire by consumers before they read slots.
     /// Model:
     /// `synchronize_waits_for_the_reader_and_leaves_nothing`.
     produced: AtomicU64,
-    /// Up to where a closure has been deferred: relaxed, it only picks who does it.
+    /// No more objects will come: what there is makes a batch. Store-release after the last count, load-acquire
+    /// before the count is read.
+    closed: AtomicBool,
+    /// Up to where a closure has been deferred. Acquire and release, so that a count read later is no smaller.
     sealed: AtomicU64,
     /// `fetch_max`-release by the closure that ran after the grace period, load-acquire by consumers:
     /// the readers' last accesses come before the free. Model:
@@ -135,7 +158,7 @@ unsafe impl Sync for Producer {}
 
 impl<D: Dispose> Queue<D> {
     /// A queue and its producer; `None` when memory runs out.
-    pub(crate) fn try_new(disposer: D, work: Arc<AtomicBool>) -> Option<(Arc<Self>, Producer)> {
+    pub(crate) fn try_new(disposer: D, counters: Arc<Counters>) -> Option<(Arc<Self>, Producer)> {
         let head = Segment::try_new()?;
         let consumer = Consumer {
             head,
@@ -146,7 +169,8 @@ impl<D: Dispose> Queue<D> {
         };
         let queue = Queue {
             disposer,
-            work,
+            counters,
+            closed: AtomicBool::new(false),
             produced: AtomicU64::new(0),
             sealed: AtomicU64::new(0),
             graced: AtomicU64::new(0),
@@ -248,19 +272,28 @@ impl Producer {
         self.produced += 1;
     }
 
-    /// Lets consumers see the words pushed so far, which take up `bytes` more than before. The size of
-    /// the batch when one has become full and waits for [`Drain::seal`].
-    pub(crate) fn publish<D>(&mut self, queue: &Queue<D>, bytes: usize) -> Option<usize> {
+    /// Lets consumers see the words pushed so far, which take up `bytes` more than before.
+    pub(crate) fn publish<D>(&mut self, queue: &Queue<D>, bytes: usize) {
         let total = queue.produced_bytes.load(Ordering::Relaxed);
         queue.produced_bytes.store(total + bytes, Ordering::Relaxed);
         queue.produced.store(self.produced, Ordering::Release);
         self.batch_bytes += bytes;
-        if self.produced - self.batch_start < SEGMENT as u64 {
-            return None;
+        if self.produced - self.batch_start >= SEGMENT as u64 {
+            self.end_batch(queue);
         }
+    }
+
+    /// Nothing more will be pushed.
+    pub(crate) fn close<D>(&mut self, queue: &Queue<D>) {
+        queue.closed.store(true, Ordering::Release);
+        self.end_batch(queue);
+    }
+
+    fn end_batch<D>(&mut self, queue: &Queue<D>) {
         self.batch_start = self.produced;
-        queue.work.store(true, Ordering::Release);
-        Some(std::mem::take(&mut self.batch_bytes))
+        let bytes = std::mem::take(&mut self.batch_bytes);
+        queue.counters.pending.fetch_add(bytes, Ordering::Relaxed);
+        queue.counters.work.store(true, Ordering::Release);
     }
 }
 
@@ -290,20 +323,22 @@ impl<D: Dispose> Drain for Queue<D> {
     }
 
     fn seal(&self) -> Option<u64> {
+        // Before the count, which only grows; another thread may seal more in between.
+        let sealed = self.sealed.load(Ordering::Acquire);
+        let closed = self.closed.load(Ordering::Acquire);
         let produced = self.produced();
-        let sealed = self.sealed.load(Ordering::Relaxed);
-        let due = produced - sealed >= SEGMENT as u64;
-        let won = due
+        let least = if closed { 1 } else { SEGMENT as u64 };
+        let won = produced >= sealed + least
             && self
                 .sealed
-                .compare_exchange(sealed, produced, Ordering::Relaxed, Ordering::Relaxed)
+                .compare_exchange(sealed, produced, Ordering::AcqRel, Ordering::Relaxed)
                 .is_ok();
         won.then_some(produced)
     }
 
     fn grace(&self, count: u64) {
         self.graced.fetch_max(count, Ordering::Release);
-        self.work.store(true, Ordering::Release);
+        self.counters.work.store(true, Ordering::Release);
     }
 
     fn drain(&self, handlers: &Mutex<Vec<Arc<SignalSlot>>>) -> Drained {
@@ -319,9 +354,9 @@ impl<D: Dispose> Drain for Queue<D> {
             // after the handlers of that time.
             let (bytes, panic) = unsafe { self.disposer.dispose(&words[..count]) };
             self.freed_bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.counters.pending.fetch_sub(bytes, Ordering::Relaxed);
             self.freed.fetch_add(count as u64, Ordering::Release);
             sum.objects += count;
-            sum.bytes += bytes;
             sum.panic = sum.panic.or(panic);
         }
     }

@@ -26,7 +26,7 @@ pub(crate) struct SignalSlot {
     depth: AtomicUsize,
     /// Odd while pinned. Written by its own thread; the odd store is ordered before the search by the
     /// `SeqCst` fence in [`enter`](Self::enter), which pairs with the one in
-    /// [`Blockers::refresh`]; the even store is a release, which pairs with the acquire load there, so
+    /// [`Blockers::note`]; the even store is a release, which pairs with the acquire loads of [`Blockers`], so
     /// that the handler's reads come before the free. Model: `a_signal_pin_holds_back_the_free`.
     sequence: AtomicU64,
 }
@@ -46,10 +46,20 @@ impl SignalSlot {
         }
     }
 
+    /// The reader is gone, and with it every guard: one that was forgotten holds nothing back any more.
+    pub(crate) fn abandon(&self) {
+        let sequence = self.sequence.load(Ordering::Relaxed);
+        if sequence & 1 == 1 {
+            self.sequence.store(sequence + 1, Ordering::Release);
+        }
+    }
+
     /// The depth goes down first: an interruption between the two steps then ends its own pin, and the
     /// second step finds or repeats the even value.
     pub(crate) fn leave(&self) {
         let depth = self.depth.load(Ordering::Relaxed) - 1;
+        // The handler's reads before it; a handler in between sees to itself.
+        compiler_fence(Ordering::SeqCst);
         self.depth.store(depth, Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);
         if depth == 0 {

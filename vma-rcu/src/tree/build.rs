@@ -100,7 +100,9 @@ impl<T: Record> Bulk<'_, '_, T> {
         entries: &mut impl Iterator<Item = (Range<u64>, T)>,
         lo: u64,
     ) -> Result<(usize, u64), EditError> {
-        let leaf = self.rebuild.new_leaf(0)?;
+        let mut node = self.rebuild.new_leaf(0)?;
+        // SAFETY: T7: made by us, not yet shown to anybody.
+        let leaf = unsafe { node.as_mut() };
         *leaf = Leaf::empty();
         leaf.track.write();
         self.leaves += 1;
@@ -110,19 +112,19 @@ impl<T: Record> Bulk<'_, '_, T> {
             if range.start < last {
                 return Err(EditError::OutOfOrder { range });
             }
-            let guarded = value.start_gap() > 0;
-            let record = self.rebuild.pool.record(value);
+            let gap = value.start_gap();
+            let record = self.rebuild.pool.record(value, gap);
             let record = record.map_err(|_| EditError::OutOfMemory)?.as_ptr();
             let start = range.start;
             leaf.slots[len] = Slot { start, record };
             leaf.ends[len] = range.end;
-            leaf.guarded |= u32::from(guarded) << len;
+            leaf.guarded |= u32::from(gap > 0) << len;
             last = range.end;
             len += 1;
             leaf.len = len as u32;
         }
         let gap = leaf.max_gap(lo, len);
-        self.rebuild.present(leaf, len, gap)?;
+        self.rebuild.present(node, len, last, gap)?;
         Ok((len, last))
     }
 

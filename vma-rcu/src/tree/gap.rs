@@ -90,7 +90,7 @@ pub(super) unsafe fn lowest<T: Record>(
         // SAFETY: T7, by the caller's promise.
         unsafe { descent.lowest::<T>(root.node(), root.height(), 0) }
     };
-    below.or_else(|| request.low(need, last_end..PAD))
+    below.or_else(|| request.low(need, last_end..MAX_END))
 }
 
 /// Highest address that satisfies the request.
@@ -104,7 +104,7 @@ pub(super) unsafe fn highest<T: Record>(
     request: &GapRequest,
 ) -> Option<u64> {
     let need = request.need()?;
-    let above = request.high(need, last_end..PAD);
+    let above = request.high(need, last_end..MAX_END);
     if above.is_some() || root.is_empty() {
         return above;
     }

@@ -84,8 +84,8 @@ const CHECK_EVERY: u64 = if cfg!(test) { 1 } else { 64 };
 
 /// What a tree needs to know of a value.
 pub trait Record: Send + Sync + 'static {
-    /// Bytes that stay free below the entry when a gap is searched for (a stack's guard gap). Constant
-    /// while the value is in a tree.
+    /// Bytes that stay free below the entry when a gap is searched for (a stack's guard gap). Asked once,
+    /// when the value is given to a transaction.
     fn start_gap(&self) -> u64 {
         0
     }
@@ -202,7 +202,7 @@ impl<T: Record> RangeTree<T> {
     /// Ends the process when memory for the list of retired objects (1 KiB) runs out, as `Box::new`
     /// does.
     pub fn new(domain: &Domain) -> (RangeTree<T>, Writer<T>) {
-        let made = Queue::try_new(Recycler::<T>::new(), domain.work_mark());
+        let made = Queue::try_new(Recycler::<T>::new(), domain.counters());
         let Some((queue, producer)) = made else {
             std::alloc::handle_alloc_error(std::alloc::Layout::new::<[usize; 128]>())
         };
@@ -273,7 +273,10 @@ impl<T: Record> RangeTree<T> {
         unsafe { read::find_next(root, addr) }
     }
 
-    /// The last entry that ends at or below `addr`. Guarantees as for [`find`](Self::find).
+    /// The last entry that ends at or below `addr`.
+    ///
+    /// When it lies in another leaf than `addr` does, the two are read one after the other, as by an
+    /// iteration: see [Consistency](self#consistency). Otherwise as for [`find`](Self::find).
     pub fn find_prev<'g>(&self, addr: u64, guard: &'g Guard<'_>) -> Option<Entry<'g, T>> {
         let root = self.protected_root(guard);
         // SAFETY: T7: the guard is this domain's and lives for 'g.
@@ -324,7 +327,7 @@ impl<T: Record> Drop for RangeTree<T> {
             .iter()
             .map(|word| pool::word_bytes::<T>(*word))
             .sum::<usize>();
-        let made = Queue::try_new(Recycler::<T>::new(), self.domain.work_mark());
+        let made = Queue::try_new(Recycler::<T>::new(), self.domain.counters());
         let Some((queue, mut producer)) = made else {
             // Leaked: the process is about to end for lack of memory anyway.
             return;
@@ -336,8 +339,9 @@ impl<T: Record> Drop for RangeTree<T> {
             producer.push(word);
         }
         producer.publish(&queue, bytes);
-        self.domain.add_pending(bytes);
-        self.domain.adopt_sealed(queue);
+        // Adopted first: else the mark that `close` raises could be spent before the queue is seen.
+        self.domain.adopt(Arc::clone(&queue) as _);
+        producer.close(&queue);
     }
 }
 

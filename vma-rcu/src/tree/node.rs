@@ -109,9 +109,13 @@ pub(super) union NodeMemory<T> {
     inner: std::mem::ManuallyDrop<Inner>,
 }
 
-/// Memory for a record, aligned so that its address has a bit to spare.
+/// A record: what the pointers in leaves point to. Aligned so that its address has bits to spare.
 #[repr(C, align(8))]
-pub(super) struct RecordMemory<T>(T);
+pub(super) struct RecordMemory<T> {
+    pub(super) value: T,
+    /// [`Record::start_gap`], asked once: it's a user's code, and mustn't run inside a commit.
+    pub(super) start_gap: u64,
+}
 
 impl<T> Leaf<T> {
     /// A leaf without entries.
@@ -139,8 +143,14 @@ impl<T: Record> Leaf<T> {
         if self.guarded >> i & 1 == 0 {
             return 0;
         }
+        self.noted_gap(i)
+    }
+
+    /// The same, from the record.
+    pub(super) fn noted_gap(&self, i: usize) -> u64 {
+        let record = self.slots[i].record.cast::<RecordMemory<T>>();
         // SAFETY: T7. The record lives as long as a leaf that holds it can be reached.
-        unsafe { &*self.slots[i].record }.start_gap()
+        unsafe { &*record }.start_gap
     }
 
     /// Where the free space below entry `i` ends.

@@ -244,56 +244,56 @@ impl<T: Send + Sync + 'static> Pool<T> {
         node.or_else(try_zeroed)
     }
 
-    /// A leaf to be filled in, with any content; `None` when memory runs out.
+    /// Memory for a leaf, with any content; `None` when memory runs out.
+    ///
+    /// It may be used as a `Leaf` at once: it was zeroed when it was allocated, and words and raw pointers may
+    /// have any value.
     #[inline]
-    pub(super) fn leaf(&mut self) -> Option<&'static mut Leaf<T>> {
-        let mut memory = self.node_memory()?.cast::<Leaf<T>>();
+    pub(super) fn leaf(&mut self) -> Option<NonNull<Leaf<T>>> {
+        let memory = self.node_memory()?.cast::<Leaf<T>>();
         if cfg!(loom) {
             // SAFETY: memory for either kind of node, ours alone.
             unsafe { memory.write(Leaf::empty()) };
+            // SAFETY: just written, ours alone.
+            unsafe { memory.as_ref() }.track.write();
         }
-        // SAFETY: memory for either kind of node, ours alone until it is published; it was zeroed when
-        // it was allocated, and words and raw pointers may have any value.
-        let leaf = unsafe { memory.as_mut() };
-        leaf.track.write();
-        Some(leaf)
+        Some(memory)
     }
 
-    /// An inner node to be filled in, with any content; `None` when memory runs out.
+    /// Memory for an inner node, as [`leaf`](Self::leaf).
     #[inline]
-    pub(super) fn inner(&mut self) -> Option<&'static mut Inner> {
-        let mut memory = self.node_memory()?.cast::<Inner>();
+    pub(super) fn inner(&mut self) -> Option<NonNull<Inner>> {
+        let memory = self.node_memory()?.cast::<Inner>();
         if cfg!(loom) {
             // SAFETY: memory for either kind of node, ours alone.
             unsafe { memory.write(Inner::empty(0)) };
+            // SAFETY: just written, ours alone.
+            unsafe { memory.as_ref() }.track.write();
         }
-        // SAFETY: as for `leaf`; atomics of words and pointers may have any value, too.
-        let inner = unsafe { memory.as_mut() };
-        inner.track.write();
-        Some(inner)
+        Some(memory)
     }
 
-    /// A record for `value`; gives it back when memory runs out.
+    /// A record for `value`, which keeps `start_gap` bytes free below it; gives the value back when memory
+    /// runs out.
     #[inline]
-    pub(super) fn record(&mut self, value: T) -> Result<NonNull<T>, T> {
+    pub(super) fn record(&mut self, value: T, start_gap: u64) -> Result<NonNull<T>, T> {
         if self.refused() {
             return Err(value);
         }
         if self.lists.records.is_empty() {
             self.refill();
         }
-        let Some(memory) = self
-            .lists
-            .records
-            .pop()
-            .or_else(try_memory::<RecordMemory<T>>)
-        else {
+        let record = self.lists.records.pop();
+        if let Some(next) = self.lists.records.last() {
+            prefetch(next.as_ptr().cast(), 0..1);
+        }
+        let Some(memory) = record.or_else(try_memory::<RecordMemory<T>>) else {
             return Err(value);
         };
-        let memory = memory.cast::<T>();
-        // SAFETY: memory for a record, ours alone; the value is that memory's first and only field.
-        unsafe { memory.write(value) };
-        Ok(memory)
+        // SAFETY: memory for a record, ours alone.
+        unsafe { memory.write(RecordMemory { value, start_gap }) };
+        // The value is its first field.
+        Ok(memory.cast())
     }
 
     /// Takes back a node that was never published.

@@ -50,6 +50,14 @@ dispatch! {
     find_next => find_next_with -> Option<Entry<'a, T>>
 }
 
+dispatch! {
+    /// The last entry that ends at or below `key`, and the first that ends above it, in one descent.
+    neighbours => neighbours_with -> Neighbours<'a, T>
+}
+
+/// The entries before and after a key.
+type Neighbours<'a, T> = (Option<Entry<'a, T>>, Option<Entry<'a, T>>);
+
 /// The leaf whose interval contains `key`; `root` isn't empty and `key` is below [`PAD`].
 #[inline(always)]
 unsafe fn descend<'a, S: Search, T>(root: Root, key: u64) -> &'a Leaf<T> {
@@ -115,15 +123,8 @@ pub(super) unsafe fn find_prev<'a, T: Record>(root: Root, key: u64) -> Option<En
     unsafe { neighbours(root, key) }.0
 }
 
-/// The last entry that ends at or below `key`, and the first that ends above it, in one descent.
-///
-/// # Safety
-///
-/// T7: what is reachable from `root` can't be freed during `'a`.
-pub(super) unsafe fn neighbours<'a, T: Record>(
-    root: Root,
-    key: u64,
-) -> (Option<Entry<'a, T>>, Option<Entry<'a, T>>) {
+#[inline(always)]
+unsafe fn neighbours_with<'a, S: Search, T: Record>(root: Root, key: u64) -> Neighbours<'a, T> {
     if root.is_empty() {
         return (None, None);
     }
@@ -133,9 +134,9 @@ pub(super) unsafe fn neighbours<'a, T: Record>(
     let mut left = None;
     for height in (0..root.height()).rev() {
         prefetch(node, CHILD_LINES);
-        // SAFETY: T7, T2.
+        // SAFETY: T7, by the caller's promise; T2.
         let inner = unsafe { inner(node) };
-        let i = first_above(&inner.pivots, key);
+        let i = S::first_above(&inner.pivots, key).min(LEAF_CAP - 1);
         if i > 0 {
             left = Some((inner, i - 1, height));
         }
@@ -144,7 +145,7 @@ pub(super) unsafe fn neighbours<'a, T: Record>(
     prefetch(node, SLOT_LINES);
     // SAFETY: T7, T2.
     let here = unsafe { leaf::<T>(node) };
-    let i = first_above(&here.ends, key);
+    let i = S::first_above(&here.ends, key);
     // SAFETY: T7; T3: the entry exists, but at the end of the last leaf.
     let next = (i < here.len()).then(|| unsafe { entry(here, i) });
     if i > 0 {

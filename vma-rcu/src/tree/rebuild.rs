@@ -94,6 +94,8 @@ pub(super) struct Scratch<T> {
     pub(super) slot: Option<NonNull<AtomicPtr<()>>>,
     /// What to publish; `None`: nothing changes.
     pub(super) value: Option<NodePtr>,
+    /// The new root is a node that the old one led to.
+    pub(super) shared_root: bool,
     /// The way down to the leaf, for edits within one.
     pub(super) path: [(NonNull<Inner>, usize); MAX_HEIGHT],
     pub(super) items: Vec<Item>,
@@ -109,9 +111,16 @@ impl<T> Scratch<T> {
             refresh: Vec::new(),
             slot: None,
             value: None,
+            shared_root: false,
             path: [(NonNull::dangling(), 0); MAX_HEIGHT],
             items: Vec::new(),
         }
+    }
+
+    /// Room in the lists that a large transaction fills.
+    #[inline]
+    pub(super) fn capacity(&self) -> usize {
+        self.made.capacity().max(self.items.capacity())
     }
 
     pub(super) fn clear(&mut self) {
@@ -123,6 +132,7 @@ impl<T> Scratch<T> {
         self.items.clear();
         self.slot = None;
         self.value = None;
+        self.shared_root = false;
     }
 }
 
@@ -136,12 +146,19 @@ impl From<NoMemory> for EditError {
     }
 }
 
-/// Appends without ending the process when memory runs out.
+/// Makes room without ending the process when memory runs out.
+#[inline(always)]
+fn reserve<V>(list: &mut Vec<V>, count: usize) -> Result<(), NoMemory> {
+    if list.capacity() - list.len() < count {
+        list.try_reserve(count.max(16)).map_err(|_| NoMemory)?;
+    }
+    Ok(())
+}
+
+/// [`reserve`] and push.
 #[inline(always)]
 pub(super) fn push<V>(list: &mut Vec<V>, value: V) -> Result<(), NoMemory> {
-    if list.len() == list.capacity() {
-        list.try_reserve(16).map_err(|_| NoMemory)?;
-    }
+    reserve(list, 1)?;
     list.push(value);
     Ok(())
 }
@@ -176,13 +193,9 @@ impl<T: Record> Rebuild<'_, T> {
         let effect = if root.is_empty() {
             self.leaf(None, cover.lo, edits)?
         } else if height == 0 {
-            // SAFETY: T7: the writer is ours; T2.
-            let leaf = unsafe { leaf(root.node()) };
-            self.leaf(Some(leaf), cover.lo, edits)?
+            self.leaf(Some(root.node()), cover.lo, edits)?
         } else {
-            // SAFETY: T7, T2.
-            let top = unsafe { inner(root.node()) };
-            self.inner(top, height, cover, top.birth >= self.floor, edits)?
+            self.inner(root.node(), height, cover, Some(self.floor), edits)?
         };
         if let Effect::Replaced = effect {
             self.scratch.value = Some(self.raise(height)?.0);
@@ -202,6 +215,7 @@ impl<T: Record> Rebuild<'_, T> {
         let Some(mut top) = self.scratch.items.pop() else {
             return Ok(Root::EMPTY);
         };
+        // A root with one child gives way to it.
         while height > 0 && top.fresh == Some(1) {
             // SAFETY: T7: made by us; T2.
             let child = unsafe { inner(top.node.as_ptr()) }.child(0);
@@ -216,6 +230,8 @@ impl<T: Record> Rebuild<'_, T> {
             let node = NonNull::new(child).ok_or(EditError::OutOfMemory)?;
             top = Item { node, fresh, ..top };
         }
+        // T6: the old root still leads to a child that was there before.
+        self.scratch.shared_root = top.fresh.is_none();
         Ok(Root::new(top.node, height))
     }
 
@@ -229,23 +245,23 @@ impl<T: Record> Rebuild<'_, T> {
         edits: &[Edit],
     ) -> Result<Effect, EditError> {
         if height == 0 {
-            // SAFETY: T7: the writer is ours; T2.
-            return self.leaf(Some(unsafe { leaf(node) }), cover.lo, edits);
+            return self.leaf(Some(node), cover.lo, edits);
         }
-        // SAFETY: T7, T2.
-        let inner = unsafe { inner(node) };
-        let exclusive = parent.is_some_and(|birth| inner.birth >= birth);
-        self.inner(inner, height, cover, exclusive, edits)
+        self.inner(node, height, cover, parent, edits)
     }
 
+    /// An inner node of `height`; `parent` is the birth that makes it exclusive, `None` if nothing does.
     fn inner(
         &mut self,
-        inner: &Inner,
+        node: NodePtr,
         height: usize,
         cover: Cover,
-        exclusive: bool,
+        parent: Option<u64>,
         edits: &[Edit],
     ) -> Result<Effect, EditError> {
+        // SAFETY: T7: the writer is ours; T2.
+        let inner = unsafe { inner(node) };
+        let exclusive = parent.is_some_and(|birth| inner.birth >= birth);
         let (lowest, highest) = match edits {
             [] => return Ok(Effect::Same),
             [first, .., last] => (first.lo, last.hi),
@@ -256,7 +272,7 @@ impl<T: Record> Rebuild<'_, T> {
         let mark = self.scratch.items.len();
         if highest > child.hi {
             let last = first_above(&inner.pivots, highest - 1);
-            return self.several(inner, height, cover, first..last + 1, edits);
+            return self.several(node, height, cover, first..last + 1, edits);
         }
         let parent = exclusive.then_some(inner.birth);
         match self.node(inner.child(first), height - 1, child, parent, edits)? {
@@ -284,7 +300,7 @@ impl<T: Record> Rebuild<'_, T> {
                 self.keep(inner, 0..first, cover.hi)?;
                 self.scratch.items[mark..].rotate_left(made);
                 self.keep(inner, first + 1..len, cover.hi)?;
-                self.finish(inner, height, cover.lo, mark)
+                self.finish(node, height, cover.lo, mark)
             }
         }
     }
@@ -292,12 +308,14 @@ impl<T: Record> Rebuild<'_, T> {
     /// Edits that concern the children `touched`, more than one.
     fn several(
         &mut self,
-        inner: &Inner,
+        node: NodePtr,
         height: usize,
         cover: Cover,
         touched: Range<usize>,
         edits: &[Edit],
     ) -> Result<Effect, EditError> {
+        // SAFETY: T7: the writer is ours; T2.
+        let inner = unsafe { inner(node) };
         let mark = self.scratch.items.len();
         let mut changed = false;
         // Edits whose new entries have found their child.
@@ -315,7 +333,7 @@ impl<T: Record> Rebuild<'_, T> {
             } else {
                 inner.pivots[i - 1]
             };
-            let clipped = clip(edits, cut, child.hi, &mut placed);
+            let clipped = clip(edits, cut, child.hi, &mut placed)?;
             let before = self.scratch.items.len();
             let effect = self.node(inner.child(i), height - 1, child, None, &clipped)?;
             if let Effect::Same = effect {
@@ -333,20 +351,20 @@ impl<T: Record> Rebuild<'_, T> {
             return Ok(Effect::Same);
         }
         self.keep(inner, touched.end..inner.len(), cover.hi)?;
-        self.finish(inner, height, cover.lo, mark)
+        self.finish(node, height, cover.lo, mark)
     }
 
-    /// The items above `mark` are the new children of `inner`: makes nodes of them.
+    /// The items above `mark` are the new children of `node`: makes nodes of them.
     fn finish(
         &mut self,
-        inner: &Inner,
+        node: NodePtr,
         height: usize,
         lo: u64,
         mark: usize,
     ) -> Result<Effect, EditError> {
         self.settle(height - 1, lo, mark)?;
         self.pack(mark)?;
-        self.bury(std::ptr::from_ref(inner).cast_mut().cast(), height)?;
+        self.bury(node, height)?;
         Ok(Effect::Replaced)
     }
 
@@ -402,11 +420,17 @@ impl<T: Record> Rebuild<'_, T> {
     /// A leaf, or none at all in an empty tree.
     fn leaf(
         &mut self,
-        leaf: Option<&Leaf<T>>,
+        node: Option<NodePtr>,
         lo: u64,
         edits: &[Edit],
     ) -> Result<Effect, EditError> {
+        // SAFETY: T7: the writer is ours; T2.
+        let leaf = node.map(|node| unsafe { leaf::<T>(node) });
         let mut parts = SmallVec::<[Part<'_, T>; 8]>::new();
+        let most = 2 * edits.len() + 1;
+        parts
+            .try_reserve(most)
+            .map_err(|_| EditError::OutOfMemory)?;
         let mut total = 0;
         let mut changed = false;
         let mut done = 0;
@@ -430,7 +454,9 @@ impl<T: Record> Rebuild<'_, T> {
             let len = leaf.len();
             total += len - done;
             parts.push(Part::Old(leaf, done, len));
-            self.bury(std::ptr::from_ref(leaf).cast_mut().cast(), 0)?;
+        }
+        if let Some(node) = node {
+            self.bury(node, 0)?;
         }
         self.write_leaves(&parts, total, lo)?;
         Ok(Effect::Replaced)
@@ -460,7 +486,9 @@ impl<T: Record> Rebuild<'_, T> {
         let mut skip = 0;
         for n in 0..count {
             let len = share(total, count, n);
-            let out = self.new_leaf(len)?;
+            let mut node = self.new_leaf(len)?;
+            // SAFETY: T7: made by us, not yet shown to anybody.
+            let out = unsafe { node.as_mut() };
             out.guarded = 0;
             let mut at = 0;
             while at < len {
@@ -477,39 +505,38 @@ impl<T: Record> Rebuild<'_, T> {
             out.len = len as u32;
             out.ends[len..].fill(PAD);
             out.slots[len..].fill(Slot::UNUSED);
-            let gap = out.max_gap(lo, len);
-            lo = self.present(out, len, gap)?;
+            let (last, gap) = (out.ends[len - 1], out.max_gap(lo, len));
+            self.present(node, len, last, gap)?;
+            lo = last;
         }
         Ok(())
     }
 
     /// Memory for a leaf that will have `len` entries.
     #[inline]
-    pub(super) fn new_leaf(&mut self, len: usize) -> Result<&'static mut Leaf<T>, EditError> {
-        let out = self.pool.leaf().ok_or(EditError::OutOfMemory)?;
-        push(
-            &mut self.scratch.made,
-            (NonNull::from(&mut *out).cast(), len),
-        )?;
-        Ok(out)
+    pub(super) fn new_leaf(&mut self, len: usize) -> Result<NonNull<Leaf<T>>, EditError> {
+        reserve(&mut self.scratch.made, 1)?;
+        let node = self.pool.leaf().ok_or(EditError::OutOfMemory)?;
+        self.scratch.made.push((node.cast(), len));
+        Ok(node)
     }
 
-    /// A leaf is complete: an item of it. Returns its last end.
+    /// A leaf is complete: an item of it.
     #[inline]
     pub(super) fn present(
         &mut self,
-        out: &mut Leaf<T>,
+        node: NonNull<Leaf<T>>,
         len: usize,
+        last: u64,
         gap: u64,
-    ) -> Result<u64, EditError> {
+    ) -> Result<(), EditError> {
         let item = Item {
-            last: out.ends[len - 1],
+            node: node.cast(),
+            last,
             gap,
-            node: NonNull::from(out).cast(),
             fresh: Some(len),
         };
-        push(&mut self.scratch.items, item)?;
-        Ok(item.last)
+        Ok(push(&mut self.scratch.items, item)?)
     }
 
     /// Copies `count` entries of `source` from its entry `skip` on to entry `at` of `out`.
@@ -558,7 +585,11 @@ impl<T: Record> Rebuild<'_, T> {
 
     /// Makes one or two nodes of the items `left` and `left + 1`.
     fn merge(&mut self, height: usize, lo: u64, left: usize) -> Result<(), EditError> {
-        let rest: SmallVec<[Item; FANOUT]> = self.scratch.items.drain(left + 2..).collect();
+        let mut rest = SmallVec::<[Item; FANOUT]>::new();
+        let after = self.scratch.items.len() - (left + 2);
+        rest.try_reserve(after)
+            .map_err(|_| EditError::OutOfMemory)?;
+        rest.extend(self.scratch.items.drain(left + 2..));
         let pair = [self.scratch.items[left], self.scratch.items[left + 1]];
         self.scratch.items.truncate(left);
         if height == 0 {
@@ -609,11 +640,11 @@ impl<T: Record> Rebuild<'_, T> {
         let mut at = mark;
         for n in 0..count {
             let len = share(total, count, n);
-            let node = self.pool.inner().ok_or(EditError::OutOfMemory)?;
-            push(
-                &mut self.scratch.made,
-                (NonNull::from(&mut *node).cast(), len),
-            )?;
+            reserve(&mut self.scratch.made, 1)?;
+            let mut made = self.pool.inner().ok_or(EditError::OutOfMemory)?;
+            self.scratch.made.push((made.cast(), len));
+            // SAFETY: T7: made by us, not yet shown to anybody.
+            let node = unsafe { made.as_mut() };
             node.birth = self.sequence;
             node.pivots = [PAD; LANES];
             let mut gap = 0;
@@ -635,7 +666,7 @@ impl<T: Record> Rebuild<'_, T> {
                 unsafe { node.set_gap(i, 0) };
             }
             let last = items[len - 1].last;
-            let node = NonNull::from(node).cast();
+            let node = made.cast();
             at += len;
             self.scratch.items[mark + n] = Item {
                 node,
@@ -676,8 +707,14 @@ fn child_cover(inner: &Inner, i: usize, cover: Cover) -> Cover {
 
 /// The parts of `edits` within `lo..hi`. New entries go with the first part of their edit: the first
 /// `placed` edits have found their place.
-fn clip(edits: &[Edit], lo: u64, hi: u64, placed: &mut usize) -> SmallVec<[Edit; 4]> {
+fn clip(
+    edits: &[Edit],
+    lo: u64,
+    hi: u64,
+    placed: &mut usize,
+) -> Result<SmallVec<[Edit; 4]>, NoMemory> {
     let mut clipped = SmallVec::new();
+    clipped.try_reserve(edits.len()).map_err(|_| NoMemory)?;
     for (i, edit) in edits.iter().enumerate() {
         let part = Edit {
             lo: edit.lo.max(lo),
@@ -690,7 +727,7 @@ fn clip(edits: &[Edit], lo: u64, hi: u64, placed: &mut usize) -> SmallVec<[Edit;
             *placed = (*placed).max(i + 1);
         }
     }
-    clipped
+    Ok(clipped)
 }
 
 /// How many of `total` the `n`-th of `count` nodes gets.

@@ -85,7 +85,9 @@ mod avx2 {
 
     #[inline(always)]
     pub(in crate::tree) fn available() -> bool {
-        cfg!(target_feature = "avx2") || std::arch::is_x86_feature_detected!("avx2")
+        cfg!(all(target_feature = "avx2", target_feature = "popcnt"))
+            || (std::arch::is_x86_feature_detected!("avx2")
+                && std::arch::is_x86_feature_detected!("popcnt"))
     }
 
     impl Search for Avx2 {

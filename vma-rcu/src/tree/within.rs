@@ -7,8 +7,8 @@
 use std::ptr::NonNull;
 
 use super::node::{
-    CHILD_LINES, LEAF_CAP, LEAF_MIN, Leaf, MAX_HEIGHT, PAD, Root, SLOT_LINES, Slot, inner, leaf,
-    max_gap_with,
+    CHILD_LINES, LEAF_CAP, LEAF_MIN, Leaf, MAX_HEIGHT, NodePtr, PAD, Root, SLOT_LINES, Slot, inner,
+    leaf, max_gap_with,
 };
 use super::pool::node_word;
 use super::rebuild::{Rebuild, Removed, push};
@@ -18,6 +18,7 @@ use super::{EditError, Record};
 
 /// Where the way down, which is in the scratch, has led.
 struct Target<'t, T> {
+    node: NodePtr,
     leaf: &'t Leaf<T>,
     /// What the leaf answers for: from the end of the last entry before it to the end of its own last.
     lo: u64,
@@ -73,11 +74,13 @@ impl<T: Record> Rebuild<'_, T> {
         for i in from..to {
             self.remove(old, i, edit)?;
         }
-        let out = self.new_leaf(new_len)?;
+        let mut node = self.new_leaf(new_len)?;
+        // SAFETY: T7: made by us, not yet shown to anybody.
+        let out = unsafe { node.as_mut() };
         let news = &self.news[edit.first..edit.first + edit.count];
         splice_leaf(out, old, from, to, news);
         let gap = spliced_gap(out, old, &target, from..to, edit.count, new_len);
-        self.publish(&target, NonNull::from(out).cast(), gap)?;
+        self.publish(&target, node.cast(), gap)?;
         Ok(true)
     }
 
@@ -117,6 +120,7 @@ impl<T: Record> Rebuild<'_, T> {
         let leaf = unsafe { leaf(node) };
         let height = root.height();
         Some(Target {
+            node,
             leaf,
             lo,
             hi,
@@ -151,8 +155,7 @@ impl<T: Record> Rebuild<'_, T> {
         node: NonNull<()>,
         gap: u64,
     ) -> Result<(), EditError> {
-        let old = std::ptr::from_ref(target.leaf).cast_mut().cast();
-        push(&mut self.scratch.dead, node_word(old, 0))?;
+        push(&mut self.scratch.dead, node_word(target.node, 0))?;
         self.scratch.value = Some(node.as_ptr());
         let mut child = (target.gap, gap);
         let mut slot = None;

@@ -98,16 +98,16 @@ impl<T: Record> Writer<T> {
         self.news
             .try_reserve(1)
             .map_err(|_| EditError::OutOfMemory)?;
-        let guarded = value.start_gap() > 0;
+        let start_gap = value.start_gap();
         let record = self
             .pool
-            .record(value)
+            .record(value, start_gap)
             .map_err(|_| EditError::OutOfMemory)?;
         self.news.push(New {
             start: range.start,
             end: range.end,
             record,
-            guarded,
+            guarded: start_gap > 0,
         });
         Ok(())
     }
@@ -132,7 +132,7 @@ impl<T: Record> Writer<T> {
 
     /// Undoes whatever stage a transaction has reached short of its commit; finishes one that reached
     /// it.
-    fn wind_up(&mut self, tree: &RangeTree<T>) {
+    fn wind_up(&mut self) {
         match self.stage {
             Stage::Idle => return,
             Stage::Open => {
@@ -144,7 +144,7 @@ impl<T: Record> Writer<T> {
                 self.stage = Stage::Idle;
                 self.disown(0);
             }
-            Stage::Committed => self.retire(tree),
+            Stage::Committed => self.retire(),
         }
         self.stage = Stage::Idle;
     }
@@ -153,11 +153,12 @@ impl<T: Record> Writer<T> {
     #[cold]
     fn trim(&mut self) {
         self.news.shrink_to(KEEP);
+        self.edits.shrink_to(KEEP);
         self.scratch = Scratch::new();
     }
 
     /// Hands over what the commit took out. The list has room: `prepare` saw to it.
-    fn retire(&mut self, tree: &RangeTree<T>) {
+    fn retire(&mut self) {
         let nodes = self.scratch.dead.len();
         let records = self.scratch.removed.len();
         for word in &self.scratch.dead {
@@ -167,16 +168,15 @@ impl<T: Record> Writer<T> {
             self.producer.push(record_word(removed.record));
         }
         self.scratch.clear();
-        if nodes + records > KEEP || self.news.capacity() > KEEP {
+        let grown = self.news.capacity().max(self.scratch.capacity());
+        if nodes + records > KEEP || grown > KEEP {
             self.trim();
         }
         if nodes + records == 0 {
             return;
         }
         let bytes = nodes * node_bytes::<T>() + records * record_bytes::<T>();
-        if let Some(batch) = self.producer.publish(self.pool.queue(), bytes) {
-            tree.domain.add_pending(batch);
-        }
+        self.producer.publish(self.pool.queue(), bytes);
     }
 }
 
@@ -197,7 +197,7 @@ struct Session<'a, T: Record> {
 
 impl<T: Record> Drop for Session<'_, T> {
     fn drop(&mut self) {
-        self.writer.wind_up(self.tree);
+        self.writer.wind_up();
     }
 }
 
@@ -212,7 +212,7 @@ pub struct Transaction<'a, T: Record> {
 impl<'a, T: Record> Transaction<'a, T> {
     pub(super) fn new(tree: &'a RangeTree<T>, writer: &'a mut Writer<T>) -> Self {
         tree.assert_own(writer.tree);
-        writer.wind_up(tree);
+        writer.wind_up();
         writer.stage = Stage::Open;
         Transaction {
             session: Session { tree, writer },
@@ -370,7 +370,20 @@ struct Totals {
 impl<'a, T: Record> Prepared<'a, T> {
     /// Makes all edits visible, by one store.
     pub fn commit(self) -> Committed<'a, T> {
-        let Session { tree, writer } = &self.session;
+        let Prepared {
+            mut session,
+            totals,
+        } = self;
+        session.publish();
+        session.account(&totals);
+        Committed { session }
+    }
+}
+
+impl<T: Record> Session<'_, T> {
+    /// The store. From here on the new nodes and records belong to the tree, come what may.
+    fn publish(&mut self) {
+        let Session { tree, writer } = self;
         let scratch = &writer.scratch;
         if let Some(value) = scratch.value {
             match scratch.slot {
@@ -378,6 +391,19 @@ impl<'a, T: Record> Prepared<'a, T> {
                 Some(slot) => unsafe { slot.as_ref() }.store(value, super::PUBLISH),
                 None => tree.root.store(value, super::PUBLISH),
             }
+        }
+        writer.stage = Stage::Committed;
+        writer.news.clear();
+        writer.edits.clear();
+        writer.scratch.made.clear();
+    }
+
+    /// What only writers look at: cached gaps and totals.
+    fn account(&mut self, totals: &Totals) {
+        let Session { tree, writer } = self;
+        let scratch = &writer.scratch;
+        if scratch.shared_root {
+            tree.floor.fetch_max(writer.sequence, Ordering::Relaxed);
         }
         for (node, child, gap) in &scratch.gaps {
             // SAFETY: T7: a node above the slot, in the tree; the writer is ours.
@@ -390,29 +416,16 @@ impl<'a, T: Record> Prepared<'a, T> {
             // SAFETY: T7: the writer is ours.
             unsafe { gap::refresh::<T>(root, *key) };
         }
-        let last_end = self.totals.last_end.unwrap_or_else(|| {
+        let last_end = totals.last_end.unwrap_or_else(|| {
             // SAFETY: T7: the writer is ours.
             unsafe { read::last_end::<T>(root) }
         });
         tree.last_end.store(last_end, Ordering::Relaxed);
-        let len = tree.len.load(Ordering::Relaxed) + self.totals.added - scratch.removed.len();
+        let len = tree.len.load(Ordering::Relaxed) + totals.added - scratch.removed.len();
         tree.len.store(len, Ordering::Relaxed);
-        let mut session = self.session;
-        session.settle();
-        Committed { session }
-    }
-}
-
-impl<T: Record> Session<'_, T> {
-    /// The new nodes and records belong to the tree now.
-    fn settle(&mut self) {
-        self.writer.stage = Stage::Committed;
-        self.writer.news.clear();
-        self.writer.edits.clear();
-        self.writer.scratch.made.clear();
         #[cfg(debug_assertions)]
-        if !cfg!(loom) && self.writer.sequence.is_multiple_of(super::CHECK_EVERY) {
-            let result = self.tree.locked(self.writer).check();
+        if !cfg!(loom) && writer.sequence.is_multiple_of(super::CHECK_EVERY) {
+            let result = tree.locked(writer).check();
             debug_assert!(result.is_ok(), "{result:?}");
         }
     }
@@ -470,14 +483,9 @@ impl<T: Record> Drop for Writer<T> {
             }
             self.disown(0);
         } else if self.stage == Stage::Committed {
-            for word in self.scratch.dead.drain(..) {
-                self.producer.push(word);
-            }
-            for removed in self.scratch.removed.drain(..) {
-                self.producer.push(record_word(removed.record));
-            }
-            self.producer.publish(self.pool.queue(), 0);
+            self.retire();
         }
+        self.producer.close(self.pool.queue());
     }
 }
 

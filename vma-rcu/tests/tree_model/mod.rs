@@ -5,6 +5,8 @@
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
+mod flights;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -521,4 +523,35 @@ fn an_iterator_that_panics_half_way_leaves_the_transaction_as_it_was() {
     let view = tree.locked(&writer);
     view.check().unwrap();
     assert_eq!(view.iter(0).map(|e| e.start).collect::<Vec<_>>(), [0, 50]);
+}
+
+/// A start gap that panics where it's asked for must not be asked for in a commit.
+#[test]
+fn the_start_gap_is_asked_once_before_anything_is_published() {
+    struct Once(std::sync::atomic::AtomicBool);
+    impl Record for Once {
+        fn start_gap(&self) -> u64 {
+            let before = self.0.swap(true, std::sync::atomic::Ordering::Relaxed);
+            assert!(!before || std::thread::panicking(), "asked again");
+            8
+        }
+    }
+    let domain = Domain::default();
+    let (tree, mut writer) = RangeTree::new(&domain);
+    for i in 0..200_u64 {
+        let at = (i * 37) % 200 * 20;
+        let mut transaction = tree.write(&mut writer);
+        transaction
+            .splice(at..at + 10, [(at..at + 10, Once(false.into()))])
+            .unwrap();
+        transaction.prepare().unwrap().commit();
+        let view = tree.locked(&writer);
+        view.lowest_gap(&GapRequest::new(3, 0..10_000));
+        view.highest_gap(&GapRequest::new(3, 0..10_000));
+    }
+    for i in (0..200).step_by(2) {
+        let mut transaction = tree.write(&mut writer);
+        transaction.splice(i * 20..i * 20 + 10, []).unwrap();
+        transaction.prepare().unwrap().commit();
+    }
 }
