@@ -26,6 +26,10 @@ pub struct Cli {
 pub enum Command {
     /// Replay the memory calls in a `strace -f` log and compare with the recorded maps.
     Replay(ReplayArgs),
+    /// Run golden vectors, recorded calls of a kernel, and check every call.
+    ///
+    /// Exit status: 0 all cases passed, 1 a case failed, 2 unusable input.
+    Conform(ConformArgs),
     /// Measure the tree and the address space beside what one would use instead.
     Peers(PeersArgs),
 }
@@ -49,6 +53,23 @@ pub struct ReplayArgs {
     /// `/proc/PID/maps` of the first process at its end [default: NAME.end.maps beside the log]
     #[arg(long, value_name = "FILE")]
     pub end: Option<PathBuf>,
+    /// Print JSON, one object per line.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `conform`.
+#[derive(Debug, Clone, Args)]
+pub struct ConformArgs {
+    /// Files of vectors, plain or gzip, or folders of them (*.jsonl, *.jsonl.gz) [default: the bundled ones]
+    #[arg(value_name = "PATH")]
+    pub paths: Vec<PathBuf>,
+    /// Only cases of this family.
+    #[arg(long, value_name = "F")]
+    pub family: Option<String>,
+    /// Only the case with this name, or with this number in its name.
+    #[arg(long, value_name = "N")]
+    pub case: Option<String>,
     /// Print JSON, one object per line.
     #[arg(long)]
     pub json: bool,

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use vma_bench::{
     cli::{Cli, Command},
-    peers, replay,
+    conform, peers, replay,
 };
 
 fn main() -> ExitCode {
@@ -14,6 +14,7 @@ fn main() -> ExitCode {
     match cli.command {
         None => replay::bundled::run(&cli.bundled),
         Some(Command::Replay(args)) => replay::run(&args),
+        Some(Command::Conform(args)) => conform::run(&args),
         Some(Command::Peers(args)) => peers::run(&args),
     }
 }

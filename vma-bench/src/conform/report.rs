@@ -1,0 +1,134 @@
+//! What running vectors found.
+
+use std::{fmt, ops::AddAssign};
+
+use serde::Serialize;
+
+/// Checks that weren't made because they need the contents of pages, by kind. All other checks were.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Skips {
+    /// The value of a byte that was read, through a mapping or a descriptor.
+    pub byte_values: u64,
+    /// Which pages mincore calls resident; that there is a digit for each is checked.
+    pub mincore_vectors: u64,
+    /// Whether a guard page stops an access, mlock or population, where the mapping's flag says that one may be there.
+    pub fault_outcomes: u64,
+}
+
+impl AddAssign for Skips {
+    fn add_assign(&mut self, other: Self) {
+        self.byte_values += other.byte_values;
+        self.mincore_vectors += other.mincore_vectors;
+        self.fault_outcomes += other.fault_outcomes;
+    }
+}
+
+/// `12 byte values, 1 fault outcome`, or `nothing`.
+impl fmt::Display for Skips {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut first = true;
+        for (n, what) in [
+            (self.byte_values, "byte value"),
+            (self.mincore_vectors, "mincore vector"),
+            (self.fault_outcomes, "fault outcome"),
+        ] {
+            if n > 0 {
+                let comma = if first { "" } else { ", " };
+                let plural = if n == 1 { "" } else { "s" };
+                write!(f, "{comma}{} {what}{plural}", crate::report::grouped(n))?;
+                first = false;
+            }
+        }
+        if first {
+            f.write_str("nothing")
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// How a case failed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Failure {
+    /// Name of the case.
+    pub case: String,
+    /// Its family.
+    pub family: String,
+    /// Index of the call in `ops`, from 0; `None`: at the end.
+    pub op: Option<usize>,
+    /// The process that made the call.
+    pub process: Option<u64>,
+    /// The call with its arguments.
+    pub call: Option<String>,
+    /// Which check failed: `result`, `layout`, `VmFlags` or `structure`.
+    pub what: &'static str,
+    /// What the kernel gave.
+    pub expected: String,
+    /// What the library gave.
+    pub got: String,
+    /// Layouts as a unified diff: the kernel's and the library's where the kernel's is recorded, else before and after the call.
+    pub diff: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, ", self.case)?;
+        match (self.op, &self.call) {
+            (Some(op), Some(call)) => {
+                write!(f, "op {op}")?;
+                if let Some(process) = self.process.filter(|process| *process != 0) {
+                    write!(f, " of process {process}")?;
+                }
+                writeln!(f, ": {call}")?;
+            }
+            _ => writeln!(f, "after the last op")?,
+        }
+        writeln!(f, "  {} expected: {}", self.what, self.expected)?;
+        writeln!(f, "  {} got:      {}", self.what, self.got)?;
+        f.write_str(&self.diff)
+    }
+}
+
+/// What a file of vectors came to.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct FileReport {
+    /// The file.
+    pub file: String,
+    /// Cases in which every check that was made held.
+    pub passed: u64,
+    /// Calls made.
+    pub calls: u64,
+    /// Checks not made, in all cases.
+    pub skipped: Skips,
+    /// The cases that failed, in the order of the file.
+    pub failures: Vec<Failure>,
+}
+
+impl FileReport {
+    /// Cases run.
+    pub fn cases(&self) -> u64 {
+        self.passed + self.failed()
+    }
+
+    /// Cases that failed.
+    pub fn failed(&self) -> u64 {
+        self.failures.len() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn skips_are_told_by_kind() {
+        let mut skips = Skips::default();
+        assert_eq!(skips.to_string(), "nothing");
+        skips += Skips {
+            byte_values: 1200,
+            mincore_vectors: 0,
+            fault_outcomes: 1,
+        };
+        assert_eq!(skips.to_string(), "1,200 byte values, 1 fault outcome");
+    }
+}
