@@ -8,7 +8,7 @@ use std::ops::Range;
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use vma_rcu::reclaim::{Domain, Guard};
-use vma_rcu::tree::{EditError, GapRequest, RangeTree, Record, Snapshot, Writer};
+use vma_rcu::tree::{EditError, GapRequest, Iter, RangeTree, Record, Snapshot, Writer};
 
 /// Freed memory is poisoned by the address sanitizer: reading the box is the check.
 struct Value(Box<u32>);
@@ -24,18 +24,43 @@ type Model = BTreeMap<u64, (u64, u32)>;
 /// Addresses are small, so that operations meet.
 #[derive(Arbitrary, Debug)]
 enum Op {
-    Splice { at: u16, len: u8, pieces: [(u8, u8); 3] },
+    Splice {
+        at: u16,
+        len: u8,
+        pieces: [(u8, u8); 3],
+    },
     /// As it comes: overlapping windows, entries out of order, straddled borders.
-    Raw { windows: [(u16, u8); 2], entry: (u16, u8) },
+    Raw {
+        windows: [(u16, u8); 2],
+        entry: (u16, u8),
+    },
     Remove(u16),
     Split(u16),
-    Fill { at: u16, step: u8, count: u8 },
-    Clear { at: u16, len: u16 },
+    Fill {
+        at: u16,
+        step: u8,
+        count: u8,
+    },
+    Clear {
+        at: u16,
+        len: u16,
+    },
     Snapshot,
+    /// Begins an iteration, or takes a step in every one that is under way.
+    Begin,
+    Step(u8),
     Release,
-    Abandon { at: u16 },
+    Abandon {
+        at: u16,
+    },
     Collect,
-    Gap { len: u8, align: u8, offset: u8, from: u16, to: u16 },
+    Gap {
+        len: u8,
+        align: u8,
+        offset: u8,
+        from: u16,
+        to: u16,
+    },
     Lookup(u16),
 }
 
@@ -45,6 +70,8 @@ struct World<'g> {
     model: Model,
     guard: &'g Guard<'g>,
     snapshots: Vec<(Snapshot<'g, Value>, Model)>,
+    /// Iterations under way, and where they are.
+    flights: Vec<(Iter<'g, Value>, u64)>,
     next: u32,
 }
 
@@ -53,7 +80,10 @@ type Edit = (Range<u64>, Vec<Range<u64>>);
 impl World<'_> {
     fn whole(&self, lo: u64, len: u64) -> Range<u64> {
         let mut window = lo..lo + len.max(1);
-        let touched = self.model.range(..window.end).filter(|(_, (end, _))| *end > window.start);
+        let touched = self
+            .model
+            .range(..window.end)
+            .filter(|(_, (end, _))| *end > window.start);
         for (start, (end, _)) in touched.map(|(s, e)| (*s, *e)).collect::<Vec<_>>() {
             window = window.start.min(start)..window.end.max(end);
         }
@@ -61,7 +91,11 @@ impl World<'_> {
     }
 
     fn entry_at(&self, at: u16) -> Option<(u64, u64)> {
-        let next = self.model.range(u64::from(at)..).next().or(self.model.iter().next());
+        let next = self
+            .model
+            .range(u64::from(at)..)
+            .next()
+            .or(self.model.iter().next());
         next.map(|(start, (end, _))| (*start, *end))
     }
 
@@ -113,7 +147,11 @@ impl World<'_> {
                 });
                 transaction.splice(window.clone(), entries)
             })
-            .and_then(|()| transaction.prepare().map(|prepared| drop(prepared.commit())));
+            .and_then(|()| {
+                transaction
+                    .prepare()
+                    .map(|prepared| drop(prepared.commit()))
+            });
         match (result, expected) {
             (Ok(()), Some((model, next))) => (self.model, self.next) = (model, next),
             (Err(error), None) => assert_ne!(error, EditError::OutOfMemory),
@@ -129,7 +167,10 @@ impl World<'_> {
         assert!(entries.eq(self.model.iter().map(|(s, e)| (*s, *e))));
         for (snapshot, model) in &self.snapshots {
             let entries = snapshot.iter(0).map(|e| (e.start, (e.end, *e.value.0)));
-            assert!(entries.eq(model.iter().map(|(s, e)| (*s, *e))), "a snapshot changed");
+            assert!(
+                entries.eq(model.iter().map(|(s, e)| (*s, *e))),
+                "a snapshot changed"
+            );
         }
     }
 
@@ -152,7 +193,9 @@ impl World<'_> {
         gap(previous..u64::MAX);
         let aligned = |a: &u64| a % request.align == request.align_offset % request.align;
         let low = fits.first().and_then(|gap| gap.clone().find(aligned));
-        let high = fits.last().and_then(|gap| (gap.start..=gap.end - request.len).rev().find(aligned));
+        let high = fits
+            .last()
+            .and_then(|gap| (gap.start..=gap.end - request.len).rev().find(aligned));
         let view = self.tree.locked(&self.writer);
         assert_eq!(view.lowest_gap(request), low);
         assert_eq!(view.highest_gap(request), high);
@@ -165,7 +208,10 @@ impl World<'_> {
         let previous = self.model.iter().rev().find(|(_, (end, _))| *end <= at);
         assert_eq!(self.tree.find_next(at, self.guard).map(id), same(next));
         assert_eq!(self.tree.find_prev(at, self.guard).map(id), same(previous));
-        assert_eq!(self.tree.find(at, self.guard).map(id), same(next.filter(|(s, _)| **s <= at)));
+        assert_eq!(
+            self.tree.find(at, self.guard).map(id),
+            same(next.filter(|(s, _)| **s <= at))
+        );
     }
 
     fn step(&mut self, op: &Op) {
@@ -186,7 +232,10 @@ impl World<'_> {
             }
             Op::Raw { windows, entry } => {
                 let range = |(at, len): (u16, u8)| u64::from(at)..u64::from(at) + u64::from(len);
-                let edits = [(range(windows[0]), vec![range(entry)]), (range(windows[1]), vec![])];
+                let edits = [
+                    (range(windows[0]), vec![range(entry)]),
+                    (range(windows[1]), vec![]),
+                ];
                 self.splice(&edits);
             }
             Op::Remove(at) => {
@@ -214,7 +263,23 @@ impl World<'_> {
             }
             Op::Snapshot if self.snapshots.len() < 4 => {
                 let view = self.tree.locked(&self.writer);
-                self.snapshots.push((view.snapshot(self.guard), self.model.clone()));
+                self.snapshots
+                    .push((view.snapshot(self.guard), self.model.clone()));
+            }
+            Op::Begin => {
+                if self.flights.len() == 4 {
+                    self.flights.remove(0);
+                }
+                self.flights.push((self.tree.iter(0, self.guard), 0));
+            }
+            Op::Step(count) => {
+                for (iter, at) in &mut self.flights {
+                    for entry in iter.by_ref().take(count.into()) {
+                        assert!(entry.start >= *at, "an iteration overlaps itself");
+                        assert_ne!(*entry.value.0, 0);
+                        *at = entry.end;
+                    }
+                }
             }
             Op::Release => self.snapshots.clear(),
             Op::Abandon { at } => {
@@ -225,7 +290,13 @@ impl World<'_> {
                 self.compare();
             }
             Op::Collect => drop(self.tree.domain().collect()),
-            Op::Gap { len, align, offset, from, to } => self.gap(&GapRequest {
+            Op::Gap {
+                len,
+                align,
+                offset,
+                from,
+                to,
+            } => self.gap(&GapRequest {
                 len: u64::from(len) + 1,
                 align: 1 << (align % 6),
                 align_offset: offset.into(),
@@ -248,6 +319,7 @@ fuzz_target!(|ops: Vec<Op>| {
         model: Model::new(),
         guard: &guard,
         snapshots: Vec::new(),
+        flights: Vec::new(),
         next: 0,
     };
     for op in ops.iter().take(200) {
