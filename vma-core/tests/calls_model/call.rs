@@ -2,7 +2,7 @@
 
 /// A call with its arguments. Addresses are bytes from the base of the zone that the calls play in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Call {
+pub(crate) enum Call {
     Map {
         at: u64,
         len: u64,
@@ -84,36 +84,40 @@ pub enum Call {
 
 /// What a sequence may contain.
 #[derive(Clone, Copy, Debug)]
-pub struct Mix {
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent properties of a system"
+)]
+pub(crate) struct Mix {
     /// Bytes per page.
-    pub page: u64,
+    pub(crate) page: u64,
     /// Pages of the zone.
-    pub zone: u64,
+    pub(crate) zone: u64,
     /// Calls per sequence.
-    pub calls: usize,
+    pub(crate) calls: usize,
     /// From this call on there are seals, which nothing takes away.
-    pub seals_from: usize,
+    pub(crate) seals_from: usize,
     /// mlockall, which reaches beyond the zone.
-    pub lock_all: bool,
+    pub(crate) lock_all: bool,
     /// Mappings with `PROT_EXEC` alone: with protection keys they can't be read.
-    pub exec_only: bool,
+    pub(crate) exec_only: bool,
     /// Advice about transparent huge pages is known.
-    pub huge_pages: bool,
+    pub(crate) huge_pages: bool,
     /// Advice about merging by content is known.
-    pub ksm: bool,
+    pub(crate) ksm: bool,
     /// Forks in each sequence, at most.
-    pub forks: usize,
+    pub(crate) forks: usize,
 }
 
 /// Splitmix64: a sequence is known by its seed.
-pub struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Random(seed)
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -121,15 +125,15 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    pub fn below(&mut self, end: u64) -> u64 {
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }
 
-    pub fn one_in(&mut self, n: u64) -> bool {
+    pub(crate) fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 
-    pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+    pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[(self.next() % from.len() as u64) as usize]
     }
 }
@@ -150,15 +154,7 @@ const STACK_GROWS: u64 = 0x100;
 const NOREPLACE: u64 = 0x10_0000;
 /// `MAP_LOCKED`, `MAP_NORESERVE`, `MAP_POPULATE`, `MAP_POPULATE | MAP_NONBLOCK`, `MAP_STACK`, `MAP_DENYWRITE`, `MAP_32BIT`, unknown.
 const MODIFIERS: [u64; 9] = [
-    0x2000,
-    0x4000,
-    0x8000,
-    0x1_8000,
-    0x2_0000,
-    0x800,
-    0x40,
-    0x8_0000,
-    0x800_0000,
+    0x2000, 0x4000, 0x8000, 0x1_8000, 0x2_0000, 0x800, 0x40, 0x8_0000, 0x800_0000,
 ];
 
 const MAYMOVE: u64 = 1;
@@ -363,7 +359,7 @@ impl Generator<'_> {
 }
 
 /// The sequence that belongs to a seed.
-pub fn sequence(mix: &Mix, seed: u64) -> Vec<Call> {
+pub(crate) fn sequence(mix: &Mix, seed: u64) -> Vec<Call> {
     let mut generator = Generator {
         random: Random::new(seed),
         mix,
@@ -379,7 +375,7 @@ pub fn sequence(mix: &Mix, seed: u64) -> Vec<Call> {
 }
 
 /// Drops calls while what is left still fails: halves first, single ones in the end.
-pub fn shortened(mut calls: Vec<Call>, mut fails: impl FnMut(&[Call]) -> bool) -> Vec<Call> {
+pub(crate) fn shortened(mut calls: Vec<Call>, mut fails: impl FnMut(&[Call]) -> bool) -> Vec<Call> {
     let mut step = calls.len().div_ceil(2);
     while step > 0 {
         let mut at = 0;

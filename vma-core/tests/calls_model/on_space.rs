@@ -3,40 +3,41 @@
 use std::sync::Arc;
 
 use vma_core::{
-    Access, AccessMode, AddressSpace, Advice, Errno, FileObject, LockAllFlags, LockFlags, MapFlags,
-    MapRequest, OpenFile, Prot, RemapFlags, RemapRequest, SyncFlags,
+    Access, AccessMode, AddressSpace, Advice, AdviseError, CoreError, Errno, FileObject,
+    FileSizeError, LockAllFlags, LockError, LockFlags, MapFlags, MapRequest, OpenFile, Prot,
+    ProtectError, RemapFileError, RemapFlags, RemapRequest, SealError, SyncError, SyncFlags,
+    UnmapError,
 };
 
 use crate::call::Call;
 
 /// What came of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     Done,
     /// At this many bytes from the base.
     At(u64),
     /// Somewhere outside of the zone, and unmapped again.
     Outside,
-    Failed(Errno),
+    /// With this error number.
+    Failed(i32),
     /// The access got a signal.
     Signal,
 }
 
 /// Where the calls play, and with which files.
 #[derive(Debug)]
-pub struct World {
-    pub page: u64,
-    pub base: u64,
+pub(crate) struct World {
+    pub(crate) base: u64,
     /// Results below and above are outside.
-    pub end: u64,
+    pub(crate) end: u64,
     /// 0 and 1: one description, read and write; 2: another; 3: read only; 4: write only; 5: of a file sealed
     /// against future writing.
-    pub files: [Arc<OpenFile>; 6],
+    pub(crate) files: [Arc<OpenFile>; 6],
 }
 
 impl World {
-    pub fn new(
-        page: u64,
+    pub(crate) fn new(
         (base, end): (u64, u64),
         object: &Arc<FileObject>,
         sealed: &Arc<FileObject>,
@@ -51,16 +52,11 @@ impl World {
             open(AccessMode::Write),
             OpenFile::new(sealed.clone(), AccessMode::ReadWrite),
         ];
-        World {
-            page,
-            base,
-            end,
-            files,
-        }
+        World { base, end, files }
     }
 
     /// The file that changes its length.
-    pub fn object(&self) -> &Arc<FileObject> {
+    pub(crate) fn object(&self) -> &Arc<FileObject> {
         self.files[0].object()
     }
 
@@ -72,7 +68,7 @@ impl World {
 fn done<T, E>(result: Result<T, E>, errno: impl Fn(E) -> Errno) -> Outcome {
     match result {
         Ok(_) => Outcome::Done,
-        Err(error) => Outcome::Failed(errno(error)),
+        Err(error) => Outcome::Failed(errno(error).raw()),
     }
 }
 
@@ -87,19 +83,19 @@ fn placed(world: &World, space: &AddressSpace, addr: u64, len: u64) -> Outcome {
 fn map(world: &World, space: &AddressSpace, request: &MapRequest) -> Outcome {
     match space.map(request) {
         Ok(addr) => placed(world, space, addr, request.len),
-        Err(error) => Outcome::Failed(error.errno()),
+        Err(error) => Outcome::Failed(error.errno().raw()),
     }
 }
 
 fn remap(world: &World, space: &AddressSpace, request: &RemapRequest) -> Outcome {
     match space.remap(request) {
         Ok(addr) => placed(world, space, addr, request.new_len),
-        Err(error) => Outcome::Failed(error.errno()),
+        Err(error) => Outcome::Failed(error.errno().raw()),
     }
 }
 
 /// Makes a call. Forks are the caller's affair.
-pub fn apply(world: &World, space: &AddressSpace, call: &Call) -> Outcome {
+pub(crate) fn apply(world: &World, space: &AddressSpace, call: &Call) -> Outcome {
     let base = world.base;
     match *call {
         Call::Map {
@@ -136,12 +132,12 @@ pub fn apply(world: &World, space: &AddressSpace, call: &Call) -> Outcome {
             };
             remap(world, space, &request)
         }
-        Call::Unmap { at, len } => done(space.unmap(base + at, len), |error| error.errno()),
+        Call::Unmap { at, len } => done(space.unmap(base + at, len), UnmapError::errno),
         Call::Protect { at, len, prot } => done(
             space.protect(base + at, len, Prot::from_bits_retain(prot)),
-            |error| error.errno(),
+            ProtectError::errno,
         ),
-        Call::Truncate { len } => done(world.object().set_len(len), |error| error.errno()),
+        Call::Truncate { len } => done(world.object().set_len(len), FileSizeError::errno),
         Call::Touch { at, len, write } => {
             let access = if write { Access::Write } else { Access::Read };
             let touched = space.touch(base + at, len, access);
@@ -156,33 +152,32 @@ pub fn apply(world: &World, space: &AddressSpace, call: &Call) -> Outcome {
 fn apply_to_range(world: &World, space: &AddressSpace, call: &Call) -> Outcome {
     let base = world.base;
     match *call {
-        Call::Advise { at, len, advice } => {
-            done(space.advise(base + at, len, Advice(advice)), |error| {
-                error.errno()
-            })
-        }
+        Call::Advise { at, len, advice } => done(
+            space.advise(base + at, len, Advice(advice)),
+            AdviseError::errno,
+        ),
         Call::Guard { at, len } => {
             let result = space.advise(base + at, len, Advice::GUARD_INSTALL);
-            let outcome = done(result, |error| error.errno());
+            let outcome = done(result, AdviseError::errno);
             let _ = space.advise(base + at, len, Advice::GUARD_REMOVE);
             outcome
         }
         Call::Lock { at, len, on_fault } => {
             let flags = LockFlags::from_bits_retain(u64::from(on_fault));
-            done(space.mlock2(base + at, len, flags), |error| error.errno())
+            done(space.mlock2(base + at, len, flags), LockError::errno)
         }
-        Call::Unlock { at, len } => done(space.munlock(base + at, len), |error| error.errno()),
+        Call::Unlock { at, len } => done(space.munlock(base + at, len), LockError::errno),
         Call::LockAll { flags } => done(
             space.mlockall(LockAllFlags::from_bits_retain(flags)),
-            |error| error.errno(),
+            LockError::errno,
         ),
-        Call::UnlockAll => done(space.munlockall(), |error| error.errno()),
-        Call::Seal { at, len } => done(space.seal(base + at, len, 0), |error| error.errno()),
+        Call::UnlockAll => done(space.munlockall(), LockError::errno),
+        Call::Seal { at, len } => done(space.seal(base + at, len, 0), SealError::errno),
         Call::Sync { at, len, flags } => done(
             space.msync(base + at, len, SyncFlags::from_bits_retain(flags)),
-            |error| error.errno(),
+            SyncError::errno,
         ),
-        Call::Core { at, len } => done(space.mincore(base + at, len), |error| error.errno()),
+        Call::Core { at, len } => done(space.mincore(base + at, len), CoreError::errno),
         Call::RemapFile {
             at,
             len,
@@ -196,7 +191,7 @@ fn apply_to_range(world: &World, space: &AddressSpace, call: &Call) -> Outcome {
             );
             done(
                 space.remap_file_pages(base + at, len, prot, pgoff, flags),
-                |error| error.errno(),
+                RemapFileError::errno,
             )
         }
         _ => unreachable!("{call:?} belongs to apply()"),

@@ -1,0 +1,368 @@
+//! Random calls on the running kernel and on a space: after each call the same result, the same layout, the
+//! same flags, the same amount of locked memory.
+//!
+//! The kernel's side plays in a zone of a process that has a single thread and does nothing else: this test has no
+//! harness, and each sequence runs in a copy of the process that ends with it. The space is given the limits,
+//! capabilities and page size of that process. Where the kernel isn't 6.18, the tests say so and do nothing.
+//!
+//! `VMA_LIVE_SEED` starts at another sequence than 0; `VMA_LIVE_SEQUENCES` makes more of them.
+
+#![expect(clippy::unwrap_used, reason = "a test that fails shows where")]
+
+#[path = "calls_model/call.rs"]
+mod call;
+#[path = "calls_model/on_space.rs"]
+mod on_space;
+mod sys;
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+use vma_core::AddressSpace;
+
+use call::{Call, Mix, sequence, shortened};
+use on_space::{World, apply};
+use sys::{Ended, Facts, Kernel, Line};
+
+/// Far from where the kernel puts anything by itself.
+const BASE: u64 = 0x10_0000_0000;
+/// Pages that ranges begin in, and pages of the zone: moved and grown ranges end in it too.
+const PAGES: u64 = 40;
+const ZONE_PAGES: u64 = 64;
+/// Calls per sequence.
+const CALLS: usize = 50;
+
+/// A kind of run.
+struct Test {
+    name: &'static str,
+    /// Sequences of [`CALLS`] calls.
+    sequences: u64,
+    /// As an ordinary user, who may lock so many pages.
+    lockable_pages: Option<u64>,
+    /// Only on demand.
+    ignored: bool,
+}
+
+const TESTS: [Test; 3] = [
+    Test {
+        name: "random_calls_have_the_kernels_results",
+        sequences: 140,
+        lockable_pages: None,
+        ignored: false,
+    },
+    Test {
+        name: "random_calls_of_an_ordinary_user_have_the_kernels_results",
+        sequences: 60,
+        lockable_pages: Some(24),
+        ignored: false,
+    },
+    Test {
+        name: "a_million_random_calls_have_the_kernels_results",
+        sequences: 20_000,
+        lockable_pages: None,
+        ignored: true,
+    },
+];
+
+/// Kernel and space side by side.
+struct Pair {
+    kernel: Kernel,
+    world: World,
+    space: AddressSpace,
+    /// Locked memory outside of the zone can't be told from that inside.
+    outside_locked: bool,
+    compared: u64,
+}
+
+/// What differed, after which call.
+struct Difference {
+    call: usize,
+    text: String,
+}
+
+impl Pair {
+    fn new(facts: &Facts) -> Self {
+        let page = facts.config.page_size;
+        let zone = (BASE, BASE + ZONE_PAGES * page);
+        let kernel = Kernel::new(page, zone);
+        kernel.reset_files();
+        let (object, sealed) = kernel.objects();
+        Pair {
+            kernel,
+            world: World::new(zone, &object, &sealed),
+            space: AddressSpace::new(facts.config).unwrap(),
+            outside_locked: false,
+            compared: 0,
+        }
+    }
+
+    /// Makes all calls; the first difference ends it.
+    fn run(&mut self, calls: &[Call], from: usize) -> Result<(), Difference> {
+        for (number, call) in calls.iter().enumerate().skip(from) {
+            let expected = self.kernel.apply(call);
+            let got = apply(&self.world, &self.space, call);
+            self.outside_locked |= matches!(call, Call::LockAll { .. });
+            self.compared += 1;
+            let mut text = self.compare_layouts();
+            if expected != got {
+                let _ = writeln!(
+                    text,
+                    "result: the kernel has {expected:?}, the space {got:?}"
+                );
+            }
+            if !text.is_empty() {
+                return Err(Difference { call: number, text });
+            }
+            if *call == Call::Fork {
+                self.run_child(calls, number)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The rest of the sequence in a real child on one side, in a child of the space on the other. Then the parents go on.
+    fn run_child(&mut self, calls: &[Call], number: usize) -> Result<(), Difference> {
+        let ended = sys::in_child(|| {
+            self.space = self.space.dup().unwrap();
+            self.outside_locked = false;
+            self.compared = 0;
+            report(self.compare_and_run(calls, number), self.compared)
+        });
+        // The file is the same on both sides of the fork, and the child has changed its length.
+        self.kernel.apply(&Call::Truncate {
+            len: self.world.object().len(),
+        });
+        match outcome_of(ended) {
+            Ok(compared) => {
+                self.compared += compared;
+                Ok(())
+            }
+            Err(difference) => Err(Difference {
+                call: difference.call,
+                text: format!("in the child: {}", difference.text),
+            }),
+        }
+    }
+
+    fn compare_and_run(&mut self, calls: &[Call], number: usize) -> Result<(), Difference> {
+        let text = self.compare_layouts();
+        if !text.is_empty() {
+            return Err(Difference { call: number, text });
+        }
+        self.run(calls, number + 1)
+    }
+
+    /// Empty if there is no difference.
+    fn compare_layouts(&self) -> String {
+        let mut text = String::new();
+        // Stacks that grow stay in the zone, ranges that grow too.
+        let expected = sys::lines_between(self.world.base, self.world.end);
+        let entries = self.space.maps_entries();
+        let got: Vec<Line> = entries
+            .iter()
+            .map(|entry| Line::new(&entry.to_string(), entry.flags.codes()))
+            .collect();
+        if expected != got {
+            text.push_str("layout: the kernel has (-), the space has (+)\n");
+            for line in expected.iter().filter(|line| !got.contains(line)) {
+                let _ = writeln!(text, "  - {} | {}", line.text, line.flags);
+            }
+            for line in got.iter().filter(|line| !expected.contains(line)) {
+                let _ = writeln!(text, "  + {} | {}", line.text, line.flags);
+            }
+        }
+        let locked = self.space.totals().locked_vm() * self.kernel.page();
+        if !self.outside_locked && Kernel::locked() != locked {
+            let _ = writeln!(
+                text,
+                "locked: the kernel has {}, the space {locked}",
+                Kernel::locked()
+            );
+        }
+        if let Err(error) = self.space.check() {
+            let _ = writeln!(text, "the space is broken: {error}");
+        }
+        text
+    }
+}
+
+fn report(result: Result<(), Difference>, compared: u64) -> String {
+    match result {
+        Ok(()) => format!("{compared}\n"),
+        Err(difference) => format!("!{}\n{}", difference.call, difference.text),
+    }
+}
+
+/// What a copy of this process answered: calls compared, or a difference.
+fn outcome_of(ended: Ended) -> Result<u64, Difference> {
+    let at_unknown = |text| Difference {
+        call: usize::MAX,
+        text,
+    };
+    match ended {
+        Ended::Said(text) => {
+            let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
+            match first.strip_prefix('!') {
+                Some(number) => Err(Difference {
+                    call: number.parse().unwrap_or(usize::MAX),
+                    text: rest.to_owned(),
+                }),
+                None => Ok(first.parse().unwrap()),
+            }
+        }
+        Ended::Panicked(text) => Err(at_unknown(format!("panicked: {text}\n"))),
+        Ended::Died(status) => Err(at_unknown(format!("ended with wait status {status:#x}\n"))),
+    }
+}
+
+/// One sequence in a copy of this process.
+fn run(test: &Test, calls: &[Call]) -> Result<u64, Difference> {
+    let ended = sys::in_child(|| {
+        let facts = prepare(test);
+        let mut pair = Pair::new(&facts);
+        report(pair.run(calls, 0), pair.compared)
+    });
+    outcome_of(ended)
+}
+
+/// Becomes who the test wants.
+fn prepare(test: &Test) -> Facts {
+    if let Some(pages) = test.lockable_pages {
+        sys::stop_being_root();
+        sys::limit_locked_memory(pages * Facts::of_this_process().config.page_size);
+    }
+    Facts::of_this_process()
+}
+
+fn mix(test: &Test) -> Mix {
+    let facts = Facts::of_this_process();
+    Mix {
+        page: facts.config.page_size,
+        zone: PAGES,
+        calls: CALLS,
+        seals_from: CALLS - 10,
+        lock_all: test.lockable_pages.is_none() && facts.config.ipc_lock,
+        exec_only: !facts.protection_keys,
+        huge_pages: facts.config.huge_pages,
+        ksm: facts.ksm,
+        forks: 1,
+    }
+}
+
+/// The difference of the shortest sequence that still shows one.
+fn explain(test: &Test, seed: u64, calls: Vec<Call>) -> String {
+    let calls = shortened(calls, |calls| run(test, calls).is_err());
+    let mut report = format!("sequence {seed}, shortened to {} calls:\n", calls.len());
+    for (number, call) in calls.iter().enumerate() {
+        let _ = writeln!(report, "  {number}: {call:x?}");
+    }
+    match run(test, &calls) {
+        Err(difference) => {
+            let _ = write!(
+                report,
+                "after call {}:\n{}",
+                difference.call, difference.text
+            );
+        }
+        Ok(_) => report.push_str("which doesn't show it every time\n"),
+    }
+    report
+}
+
+fn number_from(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok()?.parse().ok()
+}
+
+/// Runs a test; the error is what to print.
+fn perform(test: &Test) -> Result<String, String> {
+    let mix = mix(test);
+    let first = number_from("VMA_LIVE_SEED").unwrap_or(0);
+    let sequences = number_from("VMA_LIVE_SEQUENCES").unwrap_or(test.sequences);
+    let mut compared = 0;
+    let mut failures = Vec::new();
+    for seed in first..first + sequences {
+        let calls = sequence(&mix, seed);
+        match run(test, &calls) {
+            Ok(more) => compared += more,
+            Err(_) => failures.push(explain(test, seed, calls)),
+        }
+        if failures.len() >= 5 {
+            break;
+        }
+    }
+    if failures.is_empty() {
+        return Ok(format!("{compared} calls compared"));
+    }
+    Err(failures.join("\n"))
+}
+
+/// What the command line of a test binary asks for.
+#[expect(clippy::struct_excessive_bools, reason = "one for each option")]
+struct Wanted {
+    filters: Vec<String>,
+    exact: bool,
+    list: bool,
+    ignored: bool,
+    not_ignored: bool,
+}
+
+impl Wanted {
+    fn from_args() -> Self {
+        let args: Vec<String> = std::env::args().skip(1).collect();
+        let has = |flag: &str| args.iter().any(|arg| arg == flag);
+        Wanted {
+            filters: args
+                .iter()
+                .filter(|arg| !arg.starts_with('-'))
+                .cloned()
+                .collect(),
+            exact: has("--exact"),
+            list: has("--list"),
+            ignored: has("--ignored") || has("--include-ignored"),
+            not_ignored: !has("--ignored"),
+        }
+    }
+
+    fn takes(&self, test: &Test) -> bool {
+        let matches = |filter: &String| {
+            if self.exact {
+                test.name == filter
+            } else {
+                test.name.contains(filter.as_str())
+            }
+        };
+        let kind = if test.ignored {
+            self.ignored
+        } else {
+            self.not_ignored
+        };
+        kind && (self.filters.is_empty() || self.filters.iter().any(matches))
+    }
+}
+
+fn main() -> ExitCode {
+    let wanted = Wanted::from_args();
+    let chosen = TESTS.iter().filter(|candidate| wanted.takes(candidate));
+    if wanted.list {
+        for test in chosen {
+            println!("{}: test", test.name);
+        }
+        return ExitCode::SUCCESS;
+    }
+    let skipped = sys::why_not_comparable();
+    let mut failed = false;
+    for test in chosen {
+        if let Some(why) = &skipped {
+            println!("test {} ... skipped: {why}", test.name);
+            continue;
+        }
+        match perform(test) {
+            Ok(text) => println!("test {} ... ok ({text})", test.name),
+            Err(text) => {
+                failed = true;
+                println!("test {} ... FAILED\n{text}", test.name);
+            }
+        }
+    }
+    ExitCode::from(u8::from(failed))
+}
