@@ -161,7 +161,7 @@ fn over_list(
             return Timing { ops, elapsed };
         }
         // Some structures take a thousand times longer now and then: pieces shrink again.
-        let quick = elapsed - last < budget / 8;
+        let quick = elapsed.checked_sub(last).unwrap() < budget / 8;
         chunk = if quick {
             (chunk * 2).min(MAX_CHUNK)
         } else {

@@ -39,8 +39,8 @@ impl std::fmt::Debug for Field<'_> {
 }
 
 impl<'w> Field<'w> {
-    /// Builds everything for `workload`. Where the layout is huge the peers' bulk-built copies are left out: the memory
-    /// of all together would be too much for small machines.
+    /// Builds everything for `workload`. Where the layout is huge the peers' bulk-built copies are left out (the memory
+    /// of all together would be too much for small machines), and so is `scc::TreeIndex` (see [`concurrent::Scc`]).
     pub fn new(workload: &'w Workload) -> Self {
         let mut field = Self {
             readers: Vec::new(),
@@ -56,9 +56,11 @@ impl<'w> Field<'w> {
                 field.editor::<btree::ParkingLocked>(workload, build);
                 field.editor::<rangemap::Locked>(workload, build);
                 field.editor::<left_right::LeftRight>(workload, build);
-                field.editor::<concurrent::Scc>(workload, build);
                 field.editor::<concurrent::Concurrent>(workload, build);
                 field.editor::<concurrent::Skip>(workload, build);
+            }
+            if all {
+                field.editor::<concurrent::Scc>(workload, build);
             }
         }
         if all {
