@@ -5,7 +5,8 @@
 //! harness, and each sequence runs in a copy of the process that ends with it. The space is given the limits,
 //! capabilities and page size of that process. Where the kernel isn't 6.18, the tests say so and do nothing.
 //!
-//! `VMA_LIVE_SEED` starts at another sequence than 0; `VMA_LIVE_SEQUENCES` makes more of them.
+//! `VMA_LIVE_SEED` starts at another sequence than 0; `VMA_LIVE_SEQUENCES` makes more of them; with `VMA_LIVE_COUNTS`
+//! the results are counted by call.
 
 #![expect(clippy::unwrap_used, reason = "a test that fails shows where")]
 
@@ -15,13 +16,14 @@ mod call;
 mod on_space;
 mod sys;
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-use vma_core::AddressSpace;
+use vma_core::{AddressSpace, MdweFlags};
 
 use call::{Call, Mix, sequence, shortened};
-use on_space::{World, apply};
+use on_space::{Outcome, World, apply};
 use sys::{Ended, Facts, Kernel, Line};
 
 /// Far from where the kernel puts anything by itself.
@@ -32,35 +34,72 @@ const ZONE_PAGES: u64 = 64;
 /// Calls per sequence.
 const CALLS: usize = 50;
 
+/// What the process is like that the calls are made in.
+#[derive(Clone, Copy, Debug)]
+enum Setting {
+    /// As it was started.
+    Plain,
+    /// An ordinary user, who may lock so many pages.
+    Ordinary { lockable_pages: u64 },
+    /// So many pages of address space and of data more than there are.
+    Limited { pages: u64, data_pages: u64 },
+    /// `PR_SET_MDWE`.
+    NoNewCode,
+    /// `READ_IMPLIES_EXEC` of personality(2).
+    ReadImpliesExec,
+}
+
 /// A kind of run.
 struct Test {
     name: &'static str,
     /// Sequences of [`CALLS`] calls.
     sequences: u64,
-    /// As an ordinary user, who may lock so many pages.
-    lockable_pages: Option<u64>,
+    setting: Setting,
     /// Only on demand.
     ignored: bool,
 }
 
-const TESTS: [Test; 3] = [
+const fn test(name: &'static str, sequences: u64, setting: Setting) -> Test {
     Test {
-        name: "random_calls_have_the_kernels_results",
-        sequences: 140,
-        lockable_pages: None,
+        name,
+        sequences,
+        setting,
         ignored: false,
-    },
+    }
+}
+
+const TESTS: [Test; 6] = [
+    test("random_calls_have_the_kernels_results", 90, Setting::Plain),
+    test(
+        "random_calls_of_an_ordinary_user_have_the_kernels_results",
+        40,
+        Setting::Ordinary { lockable_pages: 24 },
+    ),
+    test(
+        "random_calls_near_the_limits_have_the_kernels_results",
+        40,
+        Setting::Limited {
+            pages: 46,
+            data_pages: 42,
+        },
+    ),
+    test(
+        "random_calls_under_mdwe_have_the_kernels_results",
+        15,
+        Setting::NoNewCode,
+    ),
+    test(
+        "random_calls_where_reading_implies_executing_have_the_kernels_results",
+        15,
+        Setting::ReadImpliesExec,
+    ),
     Test {
-        name: "random_calls_of_an_ordinary_user_have_the_kernels_results",
-        sequences: 60,
-        lockable_pages: Some(24),
-        ignored: false,
-    },
-    Test {
-        name: "a_million_random_calls_have_the_kernels_results",
-        sequences: 20_000,
-        lockable_pages: None,
         ignored: true,
+        ..test(
+            "a_million_random_calls_have_the_kernels_results",
+            20_000,
+            Setting::Plain,
+        )
     },
 ];
 
@@ -71,7 +110,51 @@ struct Pair {
     space: AddressSpace,
     /// Locked memory outside of the zone can't be told from that inside.
     outside_locked: bool,
-    compared: u64,
+    compared: Counts,
+}
+
+/// How often each kind of call had each result.
+#[derive(Default)]
+struct Counts(BTreeMap<String, u64>);
+
+impl Counts {
+    fn add(&mut self, call: &Call, outcome: Outcome) {
+        let kind = format!("{call:?}");
+        let kind = kind.split(' ').next().unwrap_or_default();
+        let result = match outcome {
+            Outcome::At(_) => "At".to_owned(),
+            other => format!("{other:?}"),
+        };
+        *self.0.entry(format!("{kind} {result}")).or_default() += 1;
+    }
+
+    fn add_all(&mut self, other: Counts) {
+        for (what, count) in other.0 {
+            *self.0.entry(what).or_default() += count;
+        }
+    }
+
+    fn total(&self) -> u64 {
+        self.0.values().sum()
+    }
+
+    /// One a line.
+    fn to_text(&self) -> String {
+        self.0
+            .iter()
+            .fold(String::new(), |mut text, (what, count)| {
+                let _ = writeln!(text, "{count} {what}");
+                text
+            })
+    }
+
+    fn from_text(text: &str) -> Self {
+        let line = |line: &str| {
+            let (count, what) = line.split_once(' ')?;
+            Some((what.to_owned(), count.parse().ok()?))
+        };
+        Counts(text.lines().filter_map(line).collect())
+    }
 }
 
 /// What differed, after which call.
@@ -92,7 +175,7 @@ impl Pair {
             world: World::new(zone, &object, &sealed),
             space: AddressSpace::new(facts.config).unwrap(),
             outside_locked: false,
-            compared: 0,
+            compared: Counts::default(),
         }
     }
 
@@ -102,7 +185,7 @@ impl Pair {
             let expected = self.kernel.apply(call);
             let got = apply(&self.world, &self.space, call);
             self.outside_locked |= matches!(call, Call::LockAll { .. });
-            self.compared += 1;
+            self.compared.add(call, expected);
             let mut text = self.compare_layouts();
             if expected != got {
                 let _ = writeln!(
@@ -125,8 +208,9 @@ impl Pair {
         let ended = sys::in_child(|| {
             self.space = self.space.dup().unwrap();
             self.outside_locked = false;
-            self.compared = 0;
-            report(self.compare_and_run(calls, number), self.compared)
+            self.compared = Counts::default();
+            let result = self.compare_and_run(calls, number);
+            report(result, &self.compared)
         });
         // The file is the same on both sides of the fork, and the child has changed its length.
         self.kernel.apply(&Call::Truncate {
@@ -134,7 +218,7 @@ impl Pair {
         });
         match outcome_of(ended) {
             Ok(compared) => {
-                self.compared += compared;
+                self.compared.add_all(compared);
                 Ok(())
             }
             Err(difference) => Err(Difference {
@@ -186,15 +270,15 @@ impl Pair {
     }
 }
 
-fn report(result: Result<(), Difference>, compared: u64) -> String {
+fn report(result: Result<(), Difference>, compared: &Counts) -> String {
     match result {
-        Ok(()) => format!("{compared}\n"),
+        Ok(()) => compared.to_text(),
         Err(difference) => format!("!{}\n{}", difference.call, difference.text),
     }
 }
 
 /// What a copy of this process answered: calls compared, or a difference.
-fn outcome_of(ended: Ended) -> Result<u64, Difference> {
+fn outcome_of(ended: Ended) -> Result<Counts, Difference> {
     let at_unknown = |text| Difference {
         call: usize::MAX,
         text,
@@ -207,7 +291,7 @@ fn outcome_of(ended: Ended) -> Result<u64, Difference> {
                     call: number.parse().unwrap_or(usize::MAX),
                     text: rest.to_owned(),
                 }),
-                None => Ok(first.parse().unwrap()),
+                None => Ok(Counts::from_text(&text)),
             }
         }
         Ended::Panicked(text) => Err(at_unknown(format!("panicked: {text}\n"))),
@@ -216,20 +300,33 @@ fn outcome_of(ended: Ended) -> Result<u64, Difference> {
 }
 
 /// One sequence in a copy of this process.
-fn run(test: &Test, calls: &[Call]) -> Result<u64, Difference> {
+fn run(test: &Test, calls: &[Call]) -> Result<Counts, Difference> {
     let ended = sys::in_child(|| {
         let facts = prepare(test);
         let mut pair = Pair::new(&facts);
-        report(pair.run(calls, 0), pair.compared)
+        if matches!(test.setting, Setting::NoNewCode) {
+            pair.space.set_mdwe(MdweFlags::REFUSE_EXEC_GAIN).unwrap();
+        }
+        let result = pair.run(calls, 0);
+        report(result, &pair.compared)
     });
     outcome_of(ended)
 }
 
-/// Becomes who the test wants.
+/// Becomes what the test wants.
 fn prepare(test: &Test) -> Facts {
-    if let Some(pages) = test.lockable_pages {
-        sys::stop_being_root();
-        sys::limit_locked_memory(pages * Facts::of_this_process().config.page_size);
+    let page = Facts::of_this_process().config.page_size;
+    match test.setting {
+        Setting::Plain => {}
+        Setting::Ordinary { lockable_pages } => {
+            sys::stop_being_root();
+            sys::limit_locked_memory(lockable_pages * page);
+        }
+        Setting::Limited { pages, data_pages } => {
+            sys::limit_growth(pages * page, data_pages * page);
+        }
+        Setting::NoNewCode => sys::refuse_new_code(),
+        Setting::ReadImpliesExec => sys::imply_exec(),
     }
     Facts::of_this_process()
 }
@@ -241,7 +338,7 @@ fn mix(test: &Test) -> Mix {
         zone: PAGES,
         calls: CALLS,
         seals_from: CALLS - 10,
-        lock_all: test.lockable_pages.is_none() && facts.config.ipc_lock,
+        lock_all: matches!(test.setting, Setting::Plain) && facts.config.ipc_lock,
         exec_only: !facts.protection_keys,
         huge_pages: facts.config.huge_pages,
         ksm: facts.ksm,
@@ -278,12 +375,12 @@ fn perform(test: &Test) -> Result<String, String> {
     let mix = mix(test);
     let first = number_from("VMA_LIVE_SEED").unwrap_or(0);
     let sequences = number_from("VMA_LIVE_SEQUENCES").unwrap_or(test.sequences);
-    let mut compared = 0;
+    let mut compared = Counts::default();
     let mut failures = Vec::new();
     for seed in first..first + sequences {
         let calls = sequence(&mix, seed);
         match run(test, &calls) {
-            Ok(more) => compared += more,
+            Ok(more) => compared.add_all(more),
             Err(_) => failures.push(explain(test, seed, calls)),
         }
         if failures.len() >= 5 {
@@ -291,7 +388,12 @@ fn perform(test: &Test) -> Result<String, String> {
         }
     }
     if failures.is_empty() {
-        return Ok(format!("{compared} calls compared"));
+        let counts = if std::env::var_os("VMA_LIVE_COUNTS").is_some() {
+            format!("\n{}", compared.to_text())
+        } else {
+            String::new()
+        };
+        return Ok(format!("{} calls compared{counts}", compared.total()));
     }
     Err(failures.join("\n"))
 }

@@ -167,11 +167,17 @@ struct Generator<'a> {
 }
 
 impl Generator<'_> {
-    /// A range in the zone; now and then unaligned, or empty.
+    /// A range in the zone, rather a short one, so that it often has no hole; now and then unaligned, or empty.
     fn range(&mut self) -> (u64, u64) {
+        let longest = 1 + self.random.below(LONGEST).min(self.random.below(LONGEST));
+        self.range_of(longest)
+    }
+
+    /// A range of so many pages, unless the zone ends before.
+    fn range_of(&mut self, pages: u64) -> (u64, u64) {
         let (page, zone) = (self.mix.page, self.mix.zone);
         let first = self.random.below(zone);
-        let pages = 1 + self.random.below(LONGEST.min(zone - first));
+        let pages = pages.min(zone - first);
         let (mut at, mut len) = (first * page, pages * page);
         match self.random.below(60) {
             0 => at += 1 + self.random.below(page - 1),
@@ -202,7 +208,8 @@ impl Generator<'_> {
     }
 
     fn map(&mut self) -> Call {
-        let (at, len) = self.range();
+        let pages = 1 + self.random.below(LONGEST);
+        let (at, len) = self.range_of(pages);
         let mut flags = match self.random.below(8) {
             0 => 0,
             1 => NOREPLACE,
@@ -222,7 +229,7 @@ impl Generator<'_> {
         if self.random.one_in(12) {
             flags |= STACK_GROWS;
         }
-        while self.random.one_in(6) {
+        while self.random.one_in(8) {
             flags |= self.random.pick(&MODIFIERS);
         }
         let mut offset = self.random.below(30) * self.mix.page;
@@ -246,17 +253,24 @@ impl Generator<'_> {
         let (to, mut new) = self.range();
         let flags = self.random.pick(&[
             0,
+            0,
+            MAYMOVE,
             MAYMOVE,
             MAYMOVE | MOVE_FIXED,
             MAYMOVE | MOVE_FIXED,
             MAYMOVE | MOVE_FIXED,
+            MAYMOVE | MOVE_FIXED,
+            MAYMOVE | MOVE_FIXED,
+            MAYMOVE | MOVE_FIXED,
+            MAYMOVE | DONTUNMAP,
             MAYMOVE | DONTUNMAP,
             MAYMOVE | MOVE_FIXED | DONTUNMAP,
             MAYMOVE | MOVE_FIXED | DONTUNMAP,
             MOVE_FIXED,
             DONTUNMAP,
         ]);
-        if self.random.one_in(2) || flags & DONTUNMAP != 0 && !self.random.one_in(8) {
+        let keeps = flags & DONTUNMAP != 0 && !self.random.one_in(8);
+        if keeps || self.random.one_in(2) {
             new = old;
         }
         if self.random.one_in(24) {
@@ -331,6 +345,22 @@ impl Generator<'_> {
         }
     }
 
+    /// Most sequences begin with a zone that is full.
+    fn first(&mut self) -> Call {
+        let file = self.random.one_in(4).then_some(0);
+        let shared = self.random.one_in(4);
+        let kind = if shared { SHARED } else { PRIVATE };
+        let anonymous = if file.is_some() { 0 } else { ANONYMOUS };
+        Call::Map {
+            at: 0,
+            len: self.mix.zone * self.mix.page,
+            prot: READ | WRITE,
+            flags: FIXED | kind | anonymous,
+            file,
+            offset: 0,
+        }
+    }
+
     fn call(&mut self, seals: bool, forks: bool) -> Call {
         if seals && self.random.one_in(4) {
             let (at, len) = self.range();
@@ -338,21 +368,22 @@ impl Generator<'_> {
             return Call::Seal { at, len };
         }
         match self.random.below(100) {
-            0..28 => self.map(),
-            28..38 => {
+            0..26 => self.map(),
+            26..30 => {
                 let (at, len) = self.range();
                 Call::Unmap { at, len }
             }
-            38..52 => self.protect(),
-            52..66 => self.remap(),
-            66..74 => self.advise(),
-            74..80 => self.lock(),
-            80..94 => {
-                let (at, len) = self.range();
+            30..46 => self.protect(),
+            46..61 => self.remap(),
+            61..70 => self.advise(),
+            70..77 => self.lock(),
+            77..91 => {
+                let pages = self.random.pick(&[1, 1, 1, 2, 5]);
+                let (at, len) = self.range_of(pages);
                 let write = !self.random.one_in(4);
                 Call::Touch { at, len, write }
             }
-            94 if forks => Call::Fork,
+            91 if forks => Call::Fork,
             _ => self.rare(),
         }
     }
@@ -367,6 +398,9 @@ pub(crate) fn sequence(mix: &Mix, seed: u64) -> Vec<Call> {
     let mut forks = mix.forks;
     (0..mix.calls)
         .map(|number| {
+            if number == 0 && !generator.random.one_in(4) {
+                return generator.first();
+            }
             let call = generator.call(number >= mix.seals_from, forks > 0);
             forks -= usize::from(call == Call::Fork);
             call

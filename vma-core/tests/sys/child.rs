@@ -4,7 +4,7 @@ use std::io::{Read as _, Write as _, pipe};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 
-use super::{call, last_errno};
+use super::last_errno;
 
 /// How a child ended.
 #[derive(Debug, PartialEq, Eq)]
@@ -65,45 +65,4 @@ pub(crate) fn in_child(work: impl FnOnce() -> String) -> Ended {
         }
         _ => Ended::Died(status),
     }
-}
-
-/// Id of the user that owns nothing.
-const NOBODY: u64 = 65534;
-
-/// Goes on as an ordinary user, if this was root.
-pub(crate) fn stop_being_root() {
-    // SAFETY: reads an id.
-    if unsafe { libc::geteuid() } != 0 {
-        return;
-    }
-    let calls = [
-        (libc::SYS_setgroups, [0; 6]),
-        (libc::SYS_setresgid, [NOBODY, NOBODY, NOBODY, 0, 0, 0]),
-        (libc::SYS_setresuid, [NOBODY, NOBODY, NOBODY, 0, 0, 0]),
-        // Else /proc/self would still belong to root.
-        (
-            libc::SYS_prctl,
-            [libc::PR_SET_DUMPABLE as u64, 1, 0, 0, 0, 0],
-        ),
-    ];
-    for (number, args) in calls {
-        // SAFETY: none of these calls touches memory; the empty list of groups is never read.
-        let result = unsafe { call(number, args) };
-        result.unwrap_or_else(|errno| panic!("call {number} failed with errno {errno}"));
-    }
-}
-
-/// Sets the soft limit of `RLIMIT_MEMLOCK`, in bytes, as far as the hard one allows.
-pub(crate) fn limit_locked_memory(bytes: u64) {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: `limit` is a live structure that is written.
-    let got = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
-    assert_eq!(got, 0);
-    limit.rlim_cur = bytes.min(limit.rlim_max);
-    // SAFETY: `limit` is a live structure that is read.
-    let set = unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) };
-    assert_eq!(set, 0);
 }

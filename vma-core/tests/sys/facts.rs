@@ -41,11 +41,12 @@ pub(super) fn status(field: &str) -> Option<String> {
 
 /// Type of the limits' names, which differs between C libraries.
 #[cfg(target_env = "gnu")]
-type Resource = libc::__rlimit_resource_t;
+pub(super) type Resource = libc::__rlimit_resource_t;
 #[cfg(not(target_env = "gnu"))]
-type Resource = libc::c_int;
+pub(super) type Resource = libc::c_int;
 
-fn limit(resource: Resource) -> (u64, u64) {
+/// Soft and hard limit.
+pub(super) fn limit(resource: Resource) -> (u64, u64) {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,

@@ -12,11 +12,15 @@ mod child;
 mod facts;
 mod kernel;
 mod layout;
+mod setting;
 
-pub(crate) use self::child::{Ended, in_child, limit_locked_memory, stop_being_root};
+pub(crate) use self::child::{Ended, in_child};
 pub(crate) use self::facts::{Facts, why_not_comparable};
 pub(crate) use self::kernel::Kernel;
 pub(crate) use self::layout::{Line, lines_between};
+pub(crate) use self::setting::{
+    imply_exec, limit_growth, limit_locked_memory, refuse_new_code, stop_being_root,
+};
 
 use std::ffi::c_long;
 use std::io;

@@ -125,6 +125,10 @@ impl Model {
                 return failed(EPERM);
             }
             self.remove(to, to + new);
+            if !self.pages.contains_key(&from) {
+                // With an old length of 0 nothing overlaps.
+                return failed(EFAULT);
+            }
         }
         let arrives = wanted.fixed || self.takes_hint(to, to + new);
         let first = self.pages[&from];
