@@ -17,7 +17,7 @@ fn main() {
             b.iter(|| space.remap(&workload, picks.next().unwrap_or(0)));
         });
         group.bench_function(BenchmarkId::new("placed by the space", size), |b| {
-            b.iter(|| space.place())
+            b.iter(|| space.place());
         });
     }
     group.finish();
