@@ -82,3 +82,10 @@ mod imp {
 }
 
 pub(crate) use imp::*;
+
+/// Whether this is a model build in which the fault `name` was planted (`VMA_PLANTED`), to see that a model
+/// finds it. Constant false otherwise. An environment variable rather than a cfg: only this crate is built anew.
+#[inline(always)]
+pub(crate) fn planted(name: &str) -> bool {
+    cfg!(loom) && option_env!("VMA_PLANTED") == Some(name)
+}

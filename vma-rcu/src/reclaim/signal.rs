@@ -15,8 +15,8 @@
 //! Either the handler's loads see the objects unlinked, or the freeing side sees the odd sequence: the
 //! store-load pair on both sides is what the two fences are for.
 
-use crate::sync::Arc;
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering, compiler_fence, fence};
+use crate::sync::{Arc, planted};
 
 /// One registered handler context of one thread.
 #[derive(Debug, Default)]
@@ -41,7 +41,7 @@ impl SignalSlot {
         compiler_fence(Ordering::SeqCst);
         let sequence = self.sequence.load(Ordering::Relaxed);
         self.sequence.store(sequence | 1, Ordering::Relaxed);
-        if !cfg!(planted = "no_signal_fence") {
+        if !planted("no_signal_fence") {
             fence(Ordering::SeqCst);
         }
     }

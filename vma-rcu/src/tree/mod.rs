@@ -64,19 +64,22 @@ use self::pool::Recycler;
 pub use self::read::Iter;
 pub use self::write::{Committed, Prepared, Transaction, Writer};
 use crate::reclaim::{Domain, Guard, Queue};
-use crate::sync::Arc;
 use crate::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::{Arc, planted};
 
 /// Largest end of an entry. (The two numbers above mean "unused" and "beyond everything".)
 pub const MAX_END: u64 = u64::MAX - 1;
 
 /// The ordering of the store that publishes a transaction. Release: pairs with the acquire loads of a
 /// descent, so that whoever sees the pointer sees the node.
-const PUBLISH: Ordering = if cfg!(planted = "relaxed_publish") {
-    Ordering::Relaxed
-} else {
-    Ordering::Release
-};
+#[inline(always)]
+fn publish_ordering() -> Ordering {
+    if planted("relaxed_publish") {
+        Ordering::Relaxed
+    } else {
+        Ordering::Release
+    }
+}
 
 /// In debug builds the checker runs after each so many transactions.
 #[cfg(debug_assertions)]
@@ -177,7 +180,7 @@ impl std::error::Error for EditError {}
 /// Dropping it retires everything in it; values are dropped when the last guard that may see them has
 /// gone.
 pub struct RangeTree<T: Record> {
-    /// Store-release by a commit ([`PUBLISH`]), load-acquire by readers. Model:
+    /// Store-release by a commit ([`publish_ordering`]), load-acquire by readers. Model:
     /// `a_lookup_sees_old_or_new_and_never_freed_memory`.
     root: AtomicPtr<()>,
     domain: Domain,

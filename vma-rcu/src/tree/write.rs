@@ -388,8 +388,8 @@ impl<T: Record> Session<'_, T> {
         if let Some(value) = scratch.value {
             match scratch.slot {
                 // SAFETY: T6, T7: a slot of a node that is in the tree; the writer is ours.
-                Some(slot) => unsafe { slot.as_ref() }.store(value, super::PUBLISH),
-                None => tree.root.store(value, super::PUBLISH),
+                Some(slot) => unsafe { slot.as_ref() }.store(value, super::publish_ordering()),
+                None => tree.root.store(value, super::publish_ordering()),
             }
         }
         writer.stage = Stage::Committed;
