@@ -96,7 +96,7 @@ pub struct FileReport {
     pub file: String,
     /// Cases in which every check that was made held.
     pub passed: u64,
-    /// Calls made.
+    /// Calls of these cases; those after a failure are not made.
     pub calls: u64,
     /// Checks not made, in all cases.
     pub skipped: Skips,
