@@ -121,7 +121,7 @@ impl Timing {
 /// Most operations between two looks at the clock.
 const MAX_CHUNK: usize = 1024;
 
-/// [`over_list`] twice: once to warm up, once to measure.
+/// `over_list` twice: once to warm up, once to measure.
 #[inline(always)]
 pub fn warmed(
     list: &[u32],

@@ -161,9 +161,14 @@ const MAYMOVE: u64 = 1;
 const MOVE_FIXED: u64 = 2;
 const DONTUNMAP: u64 = 4;
 
+/// Pages of a zone where little differs but the history of faults.
+const PLAIN_ZONE: u64 = 12;
+
 struct Generator<'a> {
     random: Random,
     mix: &'a Mix,
+    /// Hardly anything but private anonymous memory, in few pages: it's then the history of faults that decides what merges.
+    plain: bool,
 }
 
 impl Generator<'_> {
@@ -175,7 +180,12 @@ impl Generator<'_> {
 
     /// A range of so many pages, unless the zone ends before.
     fn range_of(&mut self, pages: u64) -> (u64, u64) {
-        let (page, zone) = (self.mix.page, self.mix.zone);
+        let page = self.mix.page;
+        let (zone, pages) = if self.plain {
+            (PLAIN_ZONE, pages.div_ceil(2))
+        } else {
+            (self.mix.zone, pages)
+        };
         let first = self.random.below(zone);
         let pages = pages.min(zone - first);
         let (mut at, mut len) = (first * page, pages * page);
@@ -189,6 +199,9 @@ impl Generator<'_> {
     }
 
     fn prot(&mut self) -> u64 {
+        if self.plain {
+            return self.random.pick(&[READ, READ | WRITE, READ | WRITE]);
+        }
         let prot = self.random.pick(&[
             0,
             READ,
@@ -210,6 +223,16 @@ impl Generator<'_> {
     fn map(&mut self) -> Call {
         let pages = 1 + self.random.below(LONGEST);
         let (at, len) = self.range_of(pages);
+        if self.plain && !self.random.one_in(8) {
+            return Call::Map {
+                at,
+                len,
+                prot: READ | WRITE,
+                flags: FIXED | PRIVATE | ANONYMOUS,
+                file: None,
+                offset: 0,
+            };
+        }
         let mut flags = match self.random.below(8) {
             0 => 0,
             1 => NOREPLACE,
@@ -287,6 +310,10 @@ impl Generator<'_> {
 
     fn advise(&mut self) -> Call {
         let (at, len) = self.range();
+        if self.plain {
+            let advice = self.random.pick(&[10, 11]);
+            return Call::Advise { at, len, advice };
+        }
         let mut advice = self.random.pick(&[
             0, 0, 1, 2, 3, 4, 4, 8, 9, 10, 10, 11, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22,
             22, 23, 23, 24, 25, 5, -1,
@@ -394,11 +421,12 @@ pub(crate) fn sequence(mix: &Mix, seed: u64) -> Vec<Call> {
     let mut generator = Generator {
         random: Random::new(seed),
         mix,
+        plain: seed % 2 == 1,
     };
     let mut forks = mix.forks;
     (0..mix.calls)
         .map(|number| {
-            if number == 0 && !generator.random.one_in(4) {
+            if number == 0 && !generator.plain && !generator.random.one_in(4) {
                 return generator.first();
             }
             let call = generator.call(number >= mix.seals_from, forks > 0);
