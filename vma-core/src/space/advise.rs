@@ -234,7 +234,10 @@ fn advise_one(
     }
     check(vma, advice, draft.config, start, end)?;
     if advice == Advice::GUARD_INSTALL {
-        pager.identify(start);
+        if vma.vma.is_anonymous() {
+            // Of a file's mapping children find the marks without an identity, by the flag.
+            pager.identify(start);
+        }
         draft.add_sticky(start, VmaFlags::MAYBE_GUARD);
     }
     Ok(end)

@@ -174,3 +174,25 @@ fn history_is_shared_over_borders_of_protection_alone() {
         assert_eq!(space.totals().map_count, parts);
     }
 }
+
+/// Guard pages give anonymous memory a history, and mappings of files none.
+#[test]
+fn guard_pages_are_history_to_anonymous_memory_only() {
+    let file = OpenFile::new(object(4), AccessMode::ReadWrite);
+    for kind in 0..4 {
+        let space = fresh();
+        match kind {
+            0 => map(&space, 0, 3, RW),
+            1 => map_shared(&space, 0, 3),
+            2 => drop(map_file(&space, &file, (0, 3), RW, MapFlags::PRIVATE, 0)),
+            _ => drop(map_file(&space, &file, (0, 3), RW, MapFlags::SHARED, 0)),
+        }
+        advise(&space, addr(1), Advice::DONTFORK);
+        space
+            .advise(addr(0), 3 * PAGE, Advice::GUARD_INSTALL)
+            .unwrap();
+        advise(&space, addr(1), Advice::DOFORK);
+        let parts = if kind == 0 { 3 } else { 1 };
+        assert_eq!(space.totals().map_count, parts, "kind {kind}");
+    }
+}
