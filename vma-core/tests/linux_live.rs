@@ -68,12 +68,17 @@ const fn test(name: &'static str, sequences: u64, setting: Setting) -> Test {
     }
 }
 
-const TESTS: [Test; 6] = [
+const TESTS: [Test; 7] = [
     test("random_calls_have_the_kernels_results", 90, Setting::Plain),
     test(
         "random_calls_of_an_ordinary_user_have_the_kernels_results",
         40,
         Setting::Ordinary { lockable_pages: 24 },
+    ),
+    test(
+        "random_calls_of_a_user_who_may_lock_nothing_have_the_kernels_results",
+        10,
+        Setting::Ordinary { lockable_pages: 0 },
     ),
     test(
         "random_calls_near_the_limits_have_the_kernels_results",

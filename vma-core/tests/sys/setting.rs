@@ -46,11 +46,11 @@ pub(crate) fn limit_locked_memory(bytes: u64) {
     set_limit(libc::RLIMIT_MEMLOCK, bytes);
 }
 
-/// Bytes of heap that a sequence of calls surely doesn't use up.
-const HEAP: libc::c_int = 32 << 20;
-
-/// Limits address space and data to so many bytes more than there are, once memory for everything else has been taken.
-pub(crate) fn limit_growth(bytes: u64, data_bytes: u64) {
+/// Has the allocator take memory in advance, so that it needs none for a while.
+#[cfg(target_env = "gnu")]
+fn stock_up() {
+    /// Bytes of heap that a sequence of calls surely doesn't use up.
+    const HEAP: libc::c_int = 32 << 20;
     let options = [
         (libc::M_TOP_PAD, HEAP),
         (libc::M_MMAP_THRESHOLD, HEAP),
@@ -61,6 +61,15 @@ pub(crate) fn limit_growth(bytes: u64, data_bytes: u64) {
         let set = unsafe { libc::mallopt(option, value) };
         assert_eq!(set, 1);
     }
+}
+
+/// Other C libraries' allocators have no such options; what they have at hand has to do.
+#[cfg(not(target_env = "gnu"))]
+fn stock_up() {}
+
+/// Limits address space and data to so many bytes more than there are, once memory for everything else has been taken.
+pub(crate) fn limit_growth(bytes: u64, data_bytes: u64) {
+    stock_up();
     // More than the heap has left, so that it grows.
     drop(std::hint::black_box(vec![0_u8; 1 << 20]));
     let bytes_of = |field| {
