@@ -111,6 +111,7 @@ impl Pair {
                 let compared = |pages: &BTreeMap<u64, Page>| -> BTreeMap<u64, Page> {
                     let masked = |page: &Page| Page {
                         flags: page.flags & !UNPREDICTED.bits(),
+                        history: None,
                         ..*page
                     };
                     pages
@@ -128,6 +129,7 @@ impl Pair {
                     "(page, expected, got): {difference:x?}"
                 );
                 self.check_ranges(&expected);
+                self.check_histories(&seen);
             }
             Answer::Unknown => self.unknown += 1,
         }
@@ -200,12 +202,25 @@ impl Pair {
             let first = Page {
                 flags: entry.flags.bits(),
                 source,
+                history: entry.anon.id().map(|id| (id, entry.pgoff)),
             };
             for by in 0..(entry.end - entry.start) / PAGE {
                 pages.insert((entry.start - BASE) / PAGE + by, first.further(by));
             }
         }
         pages
+    }
+
+    /// What was written keeps its identity and its place in it; what is shared never has one.
+    fn check_histories(&self, seen: &BTreeMap<u64, Page>) {
+        for (number, page) in &self.model.pages {
+            let now = seen[number];
+            if let Some(history) = page.history {
+                assert_eq!(now.history, Some(history), "history of page {number}");
+            }
+            let shared_history = now.has(VmaFlags::SHARED) && now.history.is_some();
+            assert!(!shared_history, "page {number} is shared and has a history");
+        }
     }
 
     /// Whatever `rangemap` keeps apart is apart here.

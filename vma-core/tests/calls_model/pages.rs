@@ -32,7 +32,12 @@ pub(crate) struct Page {
     /// All attributes, [`UNPREDICTED`] ones as last seen.
     pub(crate) flags: VmaBits,
     pub(crate) source: Source,
+    /// Identity and page offset of private memory that was written. Where the model has one, it stays; where it has none, there
+    /// may be one.
+    pub(crate) history: Option<History>,
 }
+
+pub(crate) type History = (u64, u64);
 
 /// [`VmaFlags`] that can be ordered.
 pub(crate) type VmaBits = u64;
@@ -121,7 +126,12 @@ impl Page {
                 page: page + by,
             },
         };
-        Page { source, ..*self }
+        let history = self.history.map(|(id, pgoff)| (id, pgoff + by));
+        Page {
+            source,
+            history,
+            ..*self
+        }
     }
 }
 
@@ -425,7 +435,9 @@ impl Model {
             return;
         }
         for number in to..start {
-            self.pages.insert(number, page);
+            let by = start - number;
+            let history = page.history.map(|(id, pgoff)| (id, pgoff - by));
+            self.pages.insert(number, Page { history, ..page });
         }
     }
 
@@ -434,6 +446,10 @@ impl Model {
         self.pages.retain(|_, page| !page.has(VmaFlags::DONTCOPY));
         self.default_lock = VmaFlags::empty();
         self.mark_all_locked(VmaFlags::empty());
+        for page in self.pages.values_mut() {
+            // The child has identities of its own.
+            page.history = None;
+        }
     }
 }
 

@@ -157,6 +157,7 @@ impl Model {
             Page {
                 flags: bits.bits(),
                 source,
+                history: None,
             },
         );
         Answer::This(Outcome::At(from * self.page))
@@ -231,6 +232,7 @@ impl Model {
             Page {
                 flags: flags.bits(),
                 source,
+                history: None,
             },
         );
         answer(Ok(()))

@@ -156,6 +156,7 @@ impl Model {
         }
         for (_, page) in self.pages.range_mut(start..end) {
             page.clear(VmaFlags::LOCK_BITS);
+            page.history = None;
         }
         true
     }
