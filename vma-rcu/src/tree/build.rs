@@ -4,7 +4,8 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::node::{LEAF_CAP, LEAF_MIN, Leaf, PAD, Slot};
-use super::rebuild::{Item, Rebuild};
+use super::rebuild::Rebuild;
+use super::scratch::Item;
 use super::write::{Writer, check};
 use super::{EditError, RangeTree, Record};
 

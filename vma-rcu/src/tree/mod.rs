@@ -45,6 +45,8 @@ mod node;
 mod pool;
 mod read;
 mod rebuild;
+mod repack;
+mod scratch;
 mod search;
 mod within;
 mod write;

@@ -14,30 +14,17 @@
 //! node is older than its parent, and the root isn't older than the last snapshot.
 
 use super::node::{
-    FANOUT, INNER_MIN, Inner, LANES, LEAF_CAP, LEAF_MIN, Leaf, MAX_HEIGHT, NodePtr, PAD, Root,
-    Slot, inner, leaf, max_gap_with,
+    Inner, LEAF_CAP, Leaf, MAX_HEIGHT, NodePtr, PAD, Root, Slot, inner, leaf, max_gap_with,
 };
-use super::pool::{Pool, node_word};
+use super::pool::Pool;
+use super::repack::{minimum, share};
+use super::scratch::{Item, NoMemory, Scratch, push, reserve};
 use super::search::first_above;
 use super::write::{Edit, New};
 use super::{EditError, Record};
-use crate::sync::atomic::{AtomicPtr, Ordering};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::ptr::NonNull;
-
-/// A node on its way into its parent.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Item {
-    pub(super) node: NonNull<()>,
-    /// End of its last entry. [`PAD`] for a rightmost inner node whose end wasn't looked up: such an
-    /// item is the last of its list, where no pivot is needed.
-    pub(super) last: u64,
-    /// Largest usable gap below one of its entries.
-    pub(super) gap: u64,
-    /// Made by this transaction, with this many entries or children.
-    pub(super) fresh: Option<usize>,
-}
 
 /// What became of a node.
 enum Effect {
@@ -58,7 +45,7 @@ struct Cover {
 }
 
 /// Entries on their way into a leaf.
-enum Part<'n, T> {
+pub(super) enum Part<'n, T> {
     Old(&'n Leaf<T>, usize, usize),
     New(usize, usize),
 }
@@ -69,98 +56,6 @@ impl<T> Part<'_, T> {
             Part::Old(_, from, to) | Part::New(from, to) => to - from,
         }
     }
-}
-
-/// An entry that leaves the tree.
-pub(super) struct Removed<T> {
-    pub(super) start: u64,
-    pub(super) end: u64,
-    pub(super) record: *mut T,
-}
-
-/// Everything that a prepared transaction will do; kept by the writer for its capacity.
-pub(super) struct Scratch<T> {
-    /// Nodes made.
-    pub(super) made: Vec<(NonNull<()>, usize)>,
-    /// Words of nodes to retire.
-    pub(super) dead: Vec<*mut ()>,
-    /// Records to retire.
-    pub(super) removed: Vec<Removed<T>>,
-    /// Gaps to store: node, child, value.
-    pub(super) gaps: Vec<(NonNull<Inner>, usize, u64)>,
-    /// Keys above which the next entry's gap changes without its leaf being rebuilt.
-    pub(super) refresh: Vec<u64>,
-    /// Where to publish: a child slot, or the root when `None`.
-    pub(super) slot: Option<NonNull<AtomicPtr<()>>>,
-    /// What to publish; `None`: nothing changes.
-    pub(super) value: Option<NodePtr>,
-    /// The new root is a node that the old one led to.
-    pub(super) shared_root: bool,
-    /// The way down to the leaf, for edits within one.
-    pub(super) path: [(NonNull<Inner>, usize); MAX_HEIGHT],
-    pub(super) items: Vec<Item>,
-}
-
-impl<T> Scratch<T> {
-    pub(super) fn new() -> Self {
-        Scratch {
-            made: Vec::new(),
-            dead: Vec::new(),
-            removed: Vec::new(),
-            gaps: Vec::new(),
-            refresh: Vec::new(),
-            slot: None,
-            value: None,
-            shared_root: false,
-            path: [(NonNull::dangling(), 0); MAX_HEIGHT],
-            items: Vec::new(),
-        }
-    }
-
-    /// Room in the lists that a large transaction fills.
-    #[inline]
-    pub(super) fn capacity(&self) -> usize {
-        self.made.capacity().max(self.items.capacity())
-    }
-
-    pub(super) fn clear(&mut self) {
-        self.made.clear();
-        self.dead.clear();
-        self.removed.clear();
-        self.gaps.clear();
-        self.refresh.clear();
-        self.items.clear();
-        self.slot = None;
-        self.value = None;
-        self.shared_root = false;
-    }
-}
-
-/// Memory ran out: [`EditError::OutOfMemory`] without its size.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct NoMemory;
-
-impl From<NoMemory> for EditError {
-    fn from(_: NoMemory) -> Self {
-        EditError::OutOfMemory
-    }
-}
-
-/// Makes room without ending the process when memory runs out.
-#[inline(always)]
-fn reserve<V>(list: &mut Vec<V>, count: usize) -> Result<(), NoMemory> {
-    if list.capacity() - list.len() < count {
-        list.try_reserve(count.max(16)).map_err(|_| NoMemory)?;
-    }
-    Ok(())
-}
-
-/// [`reserve`] and push.
-#[inline(always)]
-pub(super) fn push<V>(list: &mut Vec<V>, value: V) -> Result<(), NoMemory> {
-    reserve(list, 1)?;
-    list.push(value);
-    Ok(())
 }
 
 /// One run over the tree.
@@ -369,7 +264,12 @@ impl<T: Record> Rebuild<'_, T> {
     }
 
     /// The children `range` of `inner` stay as they are.
-    fn keep(&mut self, inner: &Inner, range: Range<usize>, hi: u64) -> Result<(), EditError> {
+    pub(super) fn keep(
+        &mut self,
+        inner: &Inner,
+        range: Range<usize>,
+        hi: u64,
+    ) -> Result<(), EditError> {
         for i in range {
             let pivot = inner.pivots[i];
             let item = Item {
@@ -474,7 +374,7 @@ impl<T: Record> Rebuild<'_, T> {
     }
 
     /// Makes as many leaves of `parts` as they need.
-    fn write_leaves(
+    pub(super) fn write_leaves(
         &mut self,
         parts: &[Part<'_, T>],
         total: usize,
@@ -561,138 +461,6 @@ impl<T: Record> Rebuild<'_, T> {
             }
         }
     }
-
-    /// Merges nodes of this transaction that are too small with a neighbour (T4).
-    fn settle(&mut self, height: usize, lo: u64, mark: usize) -> Result<(), EditError> {
-        let mut k = mark;
-        while k < self.scratch.items.len() && self.scratch.items.len() - mark > 1 {
-            let small = |item: &Item| item.fresh.is_some_and(|len| len < minimum(height));
-            if !small(&self.scratch.items[k]) {
-                k += 1;
-                continue;
-            }
-            let left = if k > mark { k - 1 } else { k };
-            let lo = if left > mark {
-                self.scratch.items[left - 1].last
-            } else {
-                lo
-            };
-            self.merge(height, lo, left)?;
-            k = left;
-        }
-        Ok(())
-    }
-
-    /// Makes one or two nodes of the items `left` and `left + 1`.
-    fn merge(&mut self, height: usize, lo: u64, left: usize) -> Result<(), EditError> {
-        let mut rest = SmallVec::<[Item; FANOUT]>::new();
-        let after = self.scratch.items.len() - (left + 2);
-        rest.try_reserve(after)
-            .map_err(|_| EditError::OutOfMemory)?;
-        rest.extend(self.scratch.items.drain(left + 2..));
-        let pair = [self.scratch.items[left], self.scratch.items[left + 1]];
-        self.scratch.items.truncate(left);
-        if height == 0 {
-            // SAFETY: T7: the writer is ours, or we made it; T2.
-            let leaves = pair.map(|item| unsafe { leaf::<T>(item.node.as_ptr()) });
-            let lens = leaves.map(Leaf::len);
-            let parts = [
-                Part::Old(leaves[0], 0, lens[0]),
-                Part::Old(leaves[1], 0, lens[1]),
-            ];
-            self.write_leaves(&parts, lens[0] + lens[1], lo)?;
-        } else {
-            for item in pair {
-                // SAFETY: T7: the writer is ours, or we made it; T2.
-                let inner = unsafe { inner(item.node.as_ptr()) };
-                let start = self.scratch.items.len();
-                self.keep(inner, 0..inner.len(), item.last)?;
-                self.recall(start);
-            }
-            self.settle(height - 1, lo, left)?;
-            self.pack(left)?;
-        }
-        for item in pair {
-            match item.fresh {
-                Some(_) => self.unmake(item.node),
-                None => self.bury(item.node.as_ptr(), height)?,
-            }
-        }
-        for item in rest {
-            push(&mut self.scratch.items, item)?;
-        }
-        Ok(())
-    }
-
-    /// Marks those items from `start` on that this transaction made.
-    fn recall(&mut self, start: usize) {
-        let made = &self.scratch.made;
-        for item in &mut self.scratch.items[start..] {
-            let known = made.iter().find(|(node, _)| *node == item.node);
-            item.fresh = known.map(|(_, len)| *len);
-        }
-    }
-
-    /// Makes inner nodes of the items above `mark`, and leaves those in their place.
-    fn pack(&mut self, mark: usize) -> Result<(), EditError> {
-        let total = self.scratch.items.len() - mark;
-        let count = total.div_ceil(FANOUT);
-        let mut at = mark;
-        for n in 0..count {
-            let len = share(total, count, n);
-            reserve(&mut self.scratch.made, 1)?;
-            let mut made = self.pool.inner().ok_or(EditError::OutOfMemory)?;
-            self.scratch.made.push((made.cast(), len));
-            // SAFETY: T7: made by us, not yet shown to anybody.
-            let node = unsafe { made.as_mut() };
-            node.birth = self.sequence;
-            node.pivots = [PAD; LANES];
-            let mut gap = 0;
-            let items = &self.scratch.items[at..at + len];
-            for (i, item) in items.iter().enumerate() {
-                node.children[i].store(item.node.as_ptr(), Ordering::Relaxed);
-                // SAFETY: T7: made by us.
-                unsafe { node.set_gap(i, item.gap) };
-                gap = gap.max(item.gap);
-                if i + 1 < len {
-                    node.pivots[i] = item.last;
-                }
-            }
-            for i in len..FANOUT {
-                node.children[i].store(std::ptr::null_mut(), Ordering::Relaxed);
-            }
-            for i in len..LANES {
-                // SAFETY: T7: made by us.
-                unsafe { node.set_gap(i, 0) };
-            }
-            let last = items[len - 1].last;
-            let node = made.cast();
-            at += len;
-            self.scratch.items[mark + n] = Item {
-                node,
-                last,
-                gap,
-                fresh: Some(len),
-            };
-        }
-        self.scratch.items.truncate(mark + count);
-        Ok(())
-    }
-
-    /// A node leaves the tree.
-    fn bury(&mut self, node: NodePtr, height: usize) -> Result<(), EditError> {
-        push(&mut self.scratch.dead, node_word(node, height))?;
-        Ok(())
-    }
-
-    /// A node that this transaction made isn't needed after all.
-    fn unmake(&mut self, node: NonNull<()>) {
-        let known = self.scratch.made.iter().position(|(made, _)| *made == node);
-        if let Some(i) = known {
-            self.scratch.made.swap_remove(i);
-            self.pool.give_node(node);
-        }
-    }
 }
 
 /// The interval of child `i`.
@@ -728,14 +496,4 @@ fn clip(
         }
     }
     Ok(clipped)
-}
-
-/// How many of `total` the `n`-th of `count` nodes gets.
-fn share(total: usize, count: usize, n: usize) -> usize {
-    total / count + usize::from(n < total % count)
-}
-
-/// Entries or children of a node that isn't the root, at least.
-fn minimum(height: usize) -> usize {
-    if height == 0 { LEAF_MIN } else { INNER_MIN }
 }

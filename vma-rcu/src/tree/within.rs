@@ -11,7 +11,8 @@ use super::node::{
     leaf, max_gap_with,
 };
 use super::pool::node_word;
-use super::rebuild::{Rebuild, Removed, push};
+use super::rebuild::Rebuild;
+use super::scratch::{Removed, push};
 use super::search::{Portable, Search, prefetch};
 use super::write::{Edit, New};
 use super::{EditError, Record};
