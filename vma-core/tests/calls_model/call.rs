@@ -394,6 +394,9 @@ impl Generator<'_> {
             let len = len.min(3 * self.mix.page);
             return Call::Seal { at, len };
         }
+        if self.plain && forks && self.random.one_in(16) {
+            return Call::Fork;
+        }
         match self.random.below(100) {
             0..26 => self.map(),
             26..30 => {
