@@ -180,6 +180,11 @@ impl Model {
                 return failed(EPERM);
             }
             self.remove(target, target_end);
+            let touches = |(from, to): &(u64, u64)| *from == target_end || *to == target;
+            if wanted.keep && first.has(VmaFlags::LOCKED) && self.borders.iter().any(touches) {
+                // It may become part of a later source, which is unlocked as a whole.
+                return Answer::Unknown;
+            }
             if wanted.keep {
                 if !self.unlock_source(start, (target, target_end), true) {
                     return Answer::Unknown;
