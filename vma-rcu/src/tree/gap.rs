@@ -122,6 +122,10 @@ struct Descent<'r> {
 
 impl Descent<'_> {
     /// `lo` is the end of the last entry before the node.
+    ///
+    /// # Safety
+    ///
+    /// T7: the caller holds the writer of the node's tree; T2: it's at this height.
     unsafe fn lowest<T: Record>(self, node: NodePtr, height: usize, lo: u64) -> Option<u64> {
         if height == 0 {
             prefetch(node, 0..SLOT_LINES.end);
@@ -156,6 +160,10 @@ impl Descent<'_> {
     }
 
     /// As [`lowest`](Self::lowest); the node's last entry ends at or below `hi`.
+    ///
+    /// # Safety
+    ///
+    /// As for [`lowest`](Self::lowest).
     unsafe fn highest<T: Record>(
         self,
         node: NodePtr,

@@ -59,6 +59,10 @@ dispatch! {
 type Neighbours<'a, T> = (Option<Entry<'a, T>>, Option<Entry<'a, T>>);
 
 /// The leaf whose interval contains `key`; `root` isn't empty and `key` is below [`PAD`].
+///
+/// # Safety
+///
+/// T7: what is reachable from `root` can't be freed during `'a`. `S` suits the processor.
 #[inline(always)]
 unsafe fn descend<'a, S: Search, T>(root: Root, key: u64) -> &'a Leaf<T> {
     let mut node = root.node();
@@ -75,6 +79,11 @@ unsafe fn descend<'a, S: Search, T>(root: Root, key: u64) -> &'a Leaf<T> {
     unsafe { leaf(node) }
 }
 
+/// The body of [`find`].
+///
+/// # Safety
+///
+/// T7: what is reachable from `root` can't be freed during `'a`. `S` suits the processor.
 #[inline(always)]
 unsafe fn find_with<'a, S: Search, T: Record>(root: Root, key: u64) -> Option<Entry<'a, T>> {
     // SAFETY: T7, by the caller's promise.
@@ -82,6 +91,11 @@ unsafe fn find_with<'a, S: Search, T: Record>(root: Root, key: u64) -> Option<En
     (entry.start <= key).then_some(entry)
 }
 
+/// The body of [`find_next`].
+///
+/// # Safety
+///
+/// T7: what is reachable from `root` can't be freed during `'a`. `S` suits the processor.
 #[inline(always)]
 unsafe fn find_next_with<'a, S: Search, T: Record>(root: Root, key: u64) -> Option<Entry<'a, T>> {
     if root.is_empty() || key > MAX_END {
@@ -123,6 +137,11 @@ pub(super) unsafe fn find_prev<'a, T: Record>(root: Root, key: u64) -> Option<En
     unsafe { neighbours(root, key) }.0
 }
 
+/// The body of [`neighbours`].
+///
+/// # Safety
+///
+/// T7: what is reachable from `root` can't be freed during `'a`. `S` suits the processor.
 #[inline(always)]
 unsafe fn neighbours_with<'a, S: Search, T: Record>(root: Root, key: u64) -> Neighbours<'a, T> {
     if root.is_empty() {
