@@ -28,7 +28,8 @@ pub trait Backend: Send + Sync + 'static {
     /// [`NoMemory`]: the call fails with `ENOMEM` and changes nothing.
     fn prepare(&self, start: u64, end: u64, pieces: &[Piece]) -> Result<(), NoMemory>;
 
-    /// Makes it so. Called once per successful `prepare`, or not at all.
+    /// Makes it so. Called once per successful `prepare`, or not at all. What a new mapping replaces in
+    /// place is the backend's to drop here; a piece doesn't say yet whether it is new.
     fn commit(&self, start: u64, end: u64, pieces: &[Piece]);
 
     /// Frees what lay in a range that is no longer mapped. Called after the lock was let go.

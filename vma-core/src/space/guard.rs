@@ -131,7 +131,7 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
         }
         for (start, end, pieces) in told {
             space.backend.commit(start, end, &pieces);
-            self.after.zaps.push((start, end));
+            self.after.zaps.extend(holes(start, end, &pieces));
         }
         Ok(())
     }
@@ -140,6 +140,15 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
     pub fn totals(&self) -> Totals {
         self.inner().totals
     }
+}
+
+/// The parts of a window that hold nothing any more.
+fn holes(start: u64, end: u64, pieces: &[backend::Piece]) -> impl Iterator<Item = (u64, u64)> {
+    let starts = pieces.iter().map(|piece| piece.start).chain([end]);
+    let ends = [start]
+        .into_iter()
+        .chain(pieces.iter().map(|piece| piece.end));
+    ends.zip(starts).filter(|(from, to)| from < to)
 }
 
 type Told = Vec<(u64, u64, Vec<backend::Piece>)>;
