@@ -204,7 +204,10 @@ impl<T: Send + Sync + 'static> Pool<T> {
 
     #[cfg_attr(
         not(any(test, feature = "fault-injection")),
-        expect(clippy::unused_self, reason = "refuses only where faults can be planted")
+        expect(
+            clippy::unused_self,
+            reason = "refuses only where faults can be planted"
+        )
     )]
     fn refused(&mut self) -> bool {
         #[cfg(any(test, feature = "fault-injection"))]
