@@ -58,7 +58,7 @@ fn put(tree: &RangeTree<Value>, writer: &mut Writer<Value>, at: u64, id: u64) {
 /// A reader finds the old or the new value, whole, while a writer replaces it and frees what it can.
 #[test]
 fn a_lookup_sees_old_or_new_and_never_freed_memory() {
-    model(2, || {
+    model(5, || {
         let domain = Domain::default();
         let (tree, mut writer) = RangeTree::new(&domain);
         put(&tree, &mut writer, 10, 1);
@@ -82,7 +82,7 @@ fn a_lookup_sees_old_or_new_and_never_freed_memory() {
 /// A change that splits a leaf is seen wholly or not at all by an iteration.
 #[test]
 fn an_iteration_sees_a_split_wholly_or_not_at_all() {
-    model(2, || {
+    model(5, || {
         let domain = Domain::default();
         let (tree, mut writer) = RangeTree::new(&domain);
         tree.build(
@@ -121,7 +121,7 @@ fn an_iteration_sees_a_split_wholly_or_not_at_all() {
 /// `synchronize` frees what was retired before it, half-filled batches too, and waits for the reader.
 #[test]
 fn synchronize_waits_for_the_reader_and_leaves_nothing() {
-    model(1, || {
+    model(5, || {
         let domain = Domain::default();
         let (tree, mut writer) = RangeTree::new(&domain);
         put(&tree, &mut writer, 10, 1);
@@ -151,21 +151,51 @@ fn synchronize_waits_for_the_reader_and_leaves_nothing() {
     });
 }
 
-/// A handler's pin keeps what it finds, although it isn't an epoch pin.
+/// A pin keeps what is found under it, however late the writer looks.
 #[test]
-fn a_signal_pin_holds_back_the_free() {
-    model(2, || {
+fn a_pin_holds_back_the_free() {
+    model(5, || {
         let domain = Domain::default();
         let (tree, mut writer) = RangeTree::new(&domain);
         put(&tree, &mut writer, 10, 1);
         let tree = Arc::new(tree);
         let reader = {
             let tree = Arc::clone(&tree);
+            let reader = tree.domain().register();
             thread::spawn(move || {
-                let handler = tree.domain().register_signal();
-                let guard = handler.pin();
+                let guard = reader.pin();
                 if let Some(found) = tree.find(12, &guard) {
                     assert_eq!(found.value.read(), found.value.id);
+                }
+            })
+        };
+        let mut edit = tree.write(&mut writer);
+        edit.splice(10..20, []).unwrap();
+        edit.prepare().unwrap().commit();
+        for _ in 0..3 {
+            let _ = domain.synchronize(Some(std::time::Instant::now()));
+        }
+        reader.join().unwrap();
+    });
+}
+
+/// A grace period that sees a reader pinned again has all that the reader did in its earlier pin behind it.
+#[test]
+fn a_later_pin_does_not_hide_the_end_of_an_earlier_one() {
+    model(5, || {
+        let domain = Domain::default();
+        let (tree, mut writer) = RangeTree::new(&domain);
+        put(&tree, &mut writer, 10, 1);
+        let tree = Arc::new(tree);
+        let reader = {
+            let tree = Arc::clone(&tree);
+            let reader = tree.domain().register();
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    let guard = reader.pin();
+                    if let Some(found) = tree.find(12, &guard) {
+                        assert_eq!(found.value.read(), found.value.id);
+                    }
                 }
             })
         };

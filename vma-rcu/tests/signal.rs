@@ -6,7 +6,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
-use vma_rcu::reclaim::{Domain, SignalReader};
+use vma_rcu::reclaim::{Domain, Reader};
 use vma_rcu::tree::{RangeTree, Record};
 
 thread_local! {
@@ -48,7 +48,7 @@ impl Record for Stamp {}
 
 struct Shared {
     tree: RangeTree<Stamp>,
-    reader: SignalReader,
+    reader: Reader,
 }
 
 static SHARED: AtomicPtr<Shared> = AtomicPtr::new(std::ptr::null_mut());
@@ -79,10 +79,9 @@ fn a_handler_finds_what_it_must_and_neither_allocates_nor_frees() {
     let (tree, mut writer) = RangeTree::new(&domain);
     let entry = |i: u64| (i * 10..i * 10 + 10, Stamp(Box::new(i * 10)));
     tree.build(&mut writer, (0..300).map(entry)).unwrap();
-    let reader = domain.register();
     let shared = Box::into_raw(Box::new(Shared {
         tree,
-        reader: domain.register_signal(),
+        reader: domain.register(),
     }));
     SHARED.store(shared, Ordering::Release);
     // SAFETY: a handler that does only what is async-signal-safe.
@@ -102,8 +101,8 @@ fn a_handler_finds_what_it_must_and_neither_allocates_nor_frees() {
             }
         })
     };
-    // SAFETY: freed below, after the last signal.
-    let tree = unsafe { &(*shared).tree };
+    // SAFETY: freed below, after the last signal. The handler runs in this thread, and pins the same reader.
+    let Shared { tree, reader } = unsafe { &*shared };
     let mut i = 0_u64;
     while HANDLED.load(Ordering::Relaxed) < 500 || i < 5_000 {
         let block = (i * 7919) % 299;

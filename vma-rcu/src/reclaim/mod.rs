@@ -1,16 +1,15 @@
 //! When memory that readers may still be looking at can be freed.
 //!
-//! A [`Domain`] is a private epoch collector (crossbeam's, never the default one, which other libraries
-//! share) with what it lacks: a count of what is pending, limits, a deadline, and frees that no reader
-//! runs. What a writer retires waits in a list of its own; per 128 objects one tiny deferred closure
-//! raises a mark when the epochs have passed; the freeing is done by [`Domain::collect`], which writers
-//! call after they have let go of their locks.
+//! A [`Domain`] knows its readers by a slot each, counts what writers have retired, and frees it after a grace
+//! period: when every reader that was pinned at its beginning has unpinned. What a writer retires waits
+//! in a list of its own; per 128 objects there is one grace period; the freeing is done by
+//! [`Domain::collect`], which writers call after they have let go of their locks.
 //!
 //! # Rules
 //!
 //! * **R1** An object is retired once, after the store that made it unreachable for new readers.
-//! * **R2** It is freed after a closure that was deferred later has run (every epoch reader of that time
-//!   has unpinned), and after every signal handler that was active then has left.
+//! * **R2** It is freed after a grace period that began later: every reader that was pinned at its beginning has
+//!   unpinned since.
 //! * **R3** A queue's segments are owned by the queue; the producer writes slots beyond the published
 //!   count only, consumers take turns under a mutex and stay below it.
 //! * **R4** A guard protects objects of its own domain only; every use compares the two.
@@ -19,35 +18,33 @@
 //!
 //! | caller | does |
 //! |---|---|
-//! | a reader's pin | at most: advances the epoch and raises marks (every 128th pin) |
+//! | a reader's pin and unpin | stores to its own slot, nothing else, ever |
 //! | [`Domain::collect`] | frees what is past its grace period; destructors run here, under no lock of ours |
 //! | [`Domain::synchronize`] | waits for a grace period, then frees everything retired before |
 //! | [`Domain::throttle`] | at the hard limit waits a bounded time, and then says so |
 //! | dropping the last handle | frees all the rest |
 
+mod grace;
 mod queue;
-mod signal;
+mod slot;
 
-#[cfg(not(loom))]
-use std::cell::RefCell;
 use std::fmt;
 use std::marker::PhantomData;
 use std::panic::resume_unwind;
-#[cfg(not(loom))]
-use std::sync::Weak;
 use std::time::{Duration, Instant};
 
-use crossbeam_epoch as epoch;
+use smallvec::SmallVec;
 
+use self::grace::GracePeriods;
 pub(crate) use self::queue::{Counters, Dispose, Drain, Panic, Producer, Queue};
-use self::signal::SignalSlot;
-use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use crate::sync::{Arc, Mutex, planted};
+use self::slot::Slot;
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::{Arc, Mutex};
 
 /// How much retired memory a [`Domain`] may hold, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReclaimLimits {
-    /// From here on every [`Domain::collect`] pushes the epoch forward.
+    /// From here on [`Domain::collect`] doesn't wait for a batch to fill.
     pub soft_bytes: usize,
     /// From here on [`Domain::throttle`] makes writers wait.
     pub hard_bytes: usize,
@@ -76,7 +73,7 @@ pub struct ReclaimStats {
     /// Snapshots that are alive, each of which holds a guard.
     pub snapshots: usize,
     /// How long the grace period under way has been waiting for readers: some reader has been pinned for
-    /// at least about that long. One starts with each full batch and with each call of
+    /// at least that long. One begins with each full batch and with each call of
     /// [`Domain::stats`]; `None` when none is under way.
     pub oldest_pin: Option<Duration>,
 }
@@ -128,21 +125,12 @@ pub struct Domain {
 }
 
 pub(crate) struct Inner {
-    collector: epoch::Collector,
+    grace: GracePeriods,
     limits: ReclaimLimits,
     counters: Arc<Counters>,
     queues: Mutex<Vec<Arc<dyn Drain>>>,
-    handlers: Mutex<Vec<Arc<SignalSlot>>>,
-    probe: Mutex<Option<Probe>>,
     /// Snapshots alive: relaxed, statistics.
     pub(crate) snapshots: AtomicUsize,
-}
-
-/// One grace period under way, to tell how long it takes.
-struct Probe {
-    /// Store-release by the closure, load-acquire by who asks: nothing else is ordered by it.
-    over: Arc<AtomicBool>,
-    since: Instant,
 }
 
 impl Default for Domain {
@@ -155,12 +143,10 @@ impl Domain {
     /// A domain of its own; nothing is shared with any other.
     pub fn new(limits: ReclaimLimits) -> Self {
         let inner = Inner {
-            collector: epoch::Collector::new(),
+            grace: GracePeriods::default(),
             limits,
             counters: Arc::default(),
             queues: Mutex::new(Vec::new()),
-            handlers: Mutex::new(Vec::new()),
-            probe: Mutex::new(None),
             snapshots: AtomicUsize::new(0),
         };
         Domain {
@@ -172,18 +158,7 @@ impl Domain {
     /// lookup does.
     pub fn register(&self) -> Reader {
         Reader {
-            handle: self.inner.collector.register(),
-            domain: self.clone(),
-        }
-    }
-
-    /// Registers a context in which signal handlers of the calling thread may pin: see
-    /// [`SignalReader`].
-    pub fn register_signal(&self) -> SignalReader {
-        let slot = Arc::new(SignalSlot::default());
-        self.inner.handlers.lock().push(Arc::clone(&slot));
-        SignalReader {
-            slot,
+            slot: self.inner.grace.register(),
             domain: self.clone(),
             not_send: PhantomData,
         }
@@ -191,42 +166,44 @@ impl Domain {
 
     /// Frees what is past its grace period; returns how many objects. Call it after letting go of the
     /// lock that guards the writer: destructors of retired values run here. Returns at once when nothing
-    /// is due. Above the soft limit it also pushes the epoch forward.
+    /// is due. Above the soft limit it doesn't wait for a batch to fill.
     ///
     /// # Panics
     ///
     /// When a destructor does; everything that was due is freed all the same.
+    #[inline]
     pub fn collect(&self) -> usize {
-        if self.inner.counters.pending() > self.inner.limits.soft_bytes {
-            self.advance();
-        }
-        if !self.inner.counters.work.load(Ordering::Relaxed) {
+        let full = self.inner.counters.pending() > self.inner.limits.soft_bytes;
+        if !full && !self.inner.counters.work.load(Ordering::Relaxed) {
             return 0;
         }
-        self.drain()
+        self.drain(full)
     }
 
+    /// Moves grace periods on and frees what is past its own. Batches that aren't full begin to wait too, if
+    /// `all` is asked for.
     #[cold]
-    fn drain(&self) -> usize {
-        if !self.inner.counters.work.swap(false, Ordering::Acquire) {
-            return 0;
+    fn drain(&self, all: bool) -> usize {
+        let inner = &*self.inner;
+        // Whatever raises the mark from here on is seen by the next call.
+        inner.counters.work.swap(false, Ordering::Acquire);
+        // Destructors run below: they may come back here, or drop a writer.
+        let queues: SmallVec<[Arc<dyn Drain>; 4]> = inner.queues.lock().iter().cloned().collect();
+        for queue in &queues {
+            queue.seal(&inner.grace, all);
         }
-        let queues = self.inner.queues.lock().clone();
+        let over = inner.grace.poll();
         let mut objects = 0;
-        let mut held_back = false;
+        let mut more = false;
         let mut panic = None;
         for queue in &queues {
-            if let Some(count) = queue.seal() {
-                self.defer_grace(queue, count);
-                self.probe();
-            }
-            let drained = queue.drain(&self.inner.handlers);
+            let drained = queue.drain(over);
             objects += drained.objects;
-            held_back |= drained.held_back;
+            more |= drained.more;
             panic = panic.or(drained.panic);
         }
-        if held_back {
-            self.inner.counters.work.store(true, Ordering::Release);
+        if more {
+            inner.counters.work.store(true, Ordering::Release);
         }
         drop(queues);
         self.forget_idle();
@@ -242,6 +219,9 @@ impl Domain {
             Arc::strong_count(queue) == 1 && queue.freed() == queue.produced()
         };
         let mut queues = self.inner.queues.lock();
+        if !queues.iter().any(idle) {
+            return;
+        }
         let gone: Vec<_> = queues.extract_if(.., |queue| idle(queue)).collect();
         drop(queues);
         drop(gone);
@@ -267,17 +247,12 @@ impl Domain {
             let target = |queue: &Arc<dyn Drain>| (Arc::clone(queue), queue.produced());
             queues.iter().map(target).collect()
         };
-        for (queue, count) in &targets {
-            self.defer_grace(queue, *count);
-        }
-        let over = Arc::new(AtomicBool::new(false));
-        self.defer_mark(Arc::clone(&over));
+        let ticket = self.inner.grace.ticket();
         let mut pause = Backoff::default();
         loop {
-            self.advance();
-            self.drain();
+            self.drain(true);
             let freed = targets.iter().all(|(queue, count)| queue.freed() >= *count);
-            if freed && over.load(Ordering::Acquire) {
+            if freed && self.inner.grace.poll() >= ticket {
                 drop(targets);
                 self.forget_idle();
                 return Ok(());
@@ -312,8 +287,7 @@ impl Domain {
     fn throttle_slow(&self, deadline: Option<Instant>) -> Result<(), OverLimit> {
         let mut pause = Backoff::default();
         loop {
-            self.advance();
-            self.drain();
+            self.drain(true);
             let pending_bytes = self.inner.counters.pending();
             let hard_bytes = self.inner.limits.hard_bytes;
             if pending_bytes <= hard_bytes {
@@ -331,8 +305,8 @@ impl Domain {
 
     /// What is pending, and since when.
     pub fn stats(&self) -> ReclaimStats {
-        self.advance();
-        let oldest_pin = self.probe();
+        self.inner.grace.ticket();
+        self.inner.grace.poll();
         let queues = self.inner.queues.lock();
         let pending = |queue: &Arc<dyn Drain>| {
             let freed = queue.freed();
@@ -343,35 +317,13 @@ impl Domain {
             pending_bytes: queues.iter().map(|queue| queue.pending_bytes()).sum(),
             freed_objects: queues.iter().map(|queue| queue.freed()).sum(),
             snapshots: self.inner.snapshots.load(Ordering::Relaxed),
-            oldest_pin,
+            oldest_pin: self.inner.grace.age(),
         }
     }
 
     /// The limits that the domain was made with.
     pub fn limits(&self) -> ReclaimLimits {
         self.inner.limits
-    }
-
-    /// How long the current grace period has been waiting; starts one when none is under way.
-    fn probe(&self) -> Option<Duration> {
-        if cfg!(loom) {
-            // It reads a real clock, which a model may not.
-            return None;
-        }
-        let mut probe = self.inner.probe.lock();
-        if let Some(probe) = probe.as_ref()
-            && !probe.over.load(Ordering::Acquire)
-        {
-            return Some(probe.since.elapsed());
-        }
-        let over = Arc::new(AtomicBool::new(false));
-        *probe = Some(Probe {
-            over: Arc::clone(&over),
-            since: Instant::now(),
-        });
-        drop(probe);
-        self.defer_mark(over);
-        None
     }
 
     pub(crate) fn is(&self, inner: &Inner) -> bool {
@@ -389,78 +341,16 @@ impl Domain {
     pub(crate) fn adopt(&self, queue: Arc<dyn Drain>) {
         self.inner.queues.lock().push(queue);
     }
-
-    fn defer_grace(&self, queue: &Arc<dyn Drain>, count: u64) {
-        if planted("early_grace") {
-            return queue.grace(count);
-        }
-        // Weak: a closure that never runs, because its handle stays idle, keeps no queue alive.
-        let queue = Arc::downgrade(queue);
-        self.with_handle(|handle| {
-            let guard = handle.pin();
-            guard.defer(move || {
-                if let Some(queue) = queue.upgrade() {
-                    queue.grace(count);
-                }
-            });
-            guard.flush();
-        });
-    }
-
-    fn defer_mark(&self, mark: Arc<AtomicBool>) {
-        self.with_handle(|handle| {
-            let guard = handle.pin();
-            guard.defer(move || mark.store(true, Ordering::Release));
-            guard.flush();
-        });
-    }
-
-    /// Tries to move the epoch on and runs what is due.
-    fn advance(&self) {
-        self.with_handle(|handle| handle.pin().flush());
-    }
-
-    /// Runs `f` with a handle of the calling thread, kept for next time.
-    #[cfg(not(loom))]
-    fn with_handle<R>(&self, f: impl FnOnce(&epoch::LocalHandle) -> R) -> R {
-        thread_local! {
-            /// Handles of this thread, by domain. Those of domains that are gone leave when one is added.
-            static HANDLES: RefCell<Vec<(Weak<Inner>, epoch::LocalHandle)>> =
-                const { RefCell::new(Vec::new()) };
-        }
-        let mut f = Some(f);
-        let result = HANDLES.try_with(|handles| {
-            // A destructor that runs below `flush` may come back here: then, too, a handle for once.
-            let mut handles = handles.try_borrow_mut().ok()?;
-            let ours = Arc::as_ptr(&self.inner);
-            let known = handles.iter().position(|(weak, _)| weak.as_ptr() == ours);
-            let index = known.unwrap_or_else(|| {
-                handles.retain(|(weak, _)| weak.strong_count() > 0);
-                handles.push((Arc::downgrade(&self.inner), self.inner.collector.register()));
-                handles.len() - 1
-            });
-            f.take().map(|f| f(&handles[index].1))
-        });
-        match (result, f) {
-            (Ok(Some(result)), _) => result,
-            (_, Some(f)) => f(&self.inner.collector.register()),
-            (_, None) => unreachable!("`f` is taken only when it is called"),
-        }
-    }
-
-    /// loom's threads share one real thread, and with it what is local to a thread.
-    #[cfg(loom)]
-    fn with_handle<R>(&self, f: impl FnOnce(&epoch::LocalHandle) -> R) -> R {
-        f(&self.inner.collector.register())
-    }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
         // Readers and trees hold a handle each: nobody can reach a retired object now.
         for queue in self.queues.lock().drain(..) {
-            queue.grace(queue.produced());
-            queue.drain(&Mutex::new(Vec::new()));
+            while queue.freed() < queue.produced() {
+                queue.seal(&self.grace, true);
+                queue.drain(self.grace.poll());
+            }
         }
     }
 }
@@ -492,22 +382,26 @@ impl Backoff {
 }
 
 /// A registered thread. It stays with its thread; each thread registers itself.
+///
+/// [`pin`](Self::pin), lookups under it and the drop of its guard are async-signal-safe: a few loads,
+/// stores and a fence; nothing is allocated, freed or waited for, whatever a handler of this thread interrupted
+/// (a pin of this very reader half-way, a lookup, a writer, the allocator).
 pub struct Reader {
-    handle: epoch::LocalHandle,
+    slot: Arc<Slot>,
     domain: Domain,
+    not_send: PhantomData<*const ()>,
 }
 
 impl Reader {
-    /// Pins the thread: what is found under the guard isn't freed before the guard is dropped.
-    ///
-    /// Runs no frees of ours. crossbeam's own housekeeping, every 128th pin, raises the marks of batches
-    /// whose grace period is over, and allocates or frees a queue node for some of those. Pins nest. Where not even
-    /// that may happen (a signal handler, an allocator's own code), use a [`SignalReader`].
+    /// Pins the thread: what is found under the guard isn't freed before the guard is dropped. Pins nest; the
+    /// outermost counts. Keep them short: nothing that is retired meanwhile can be freed.
     #[inline]
     pub fn pin(&self) -> Guard<'_> {
+        self.slot.enter();
         Guard {
             domain: &self.domain.inner,
-            _pin: Pin::Epoch(self.handle.pin()),
+            slot: &self.slot,
+            not_send: PhantomData,
         }
     }
 
@@ -517,61 +411,29 @@ impl Reader {
     }
 }
 
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.domain.inner.grace.unregister(&self.slot);
+    }
+}
+
 impl fmt::Debug for Reader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reader").finish_non_exhaustive()
     }
 }
 
-/// A second registration of a thread, for its signal handlers.
-///
-/// [`pin`](Self::pin), lookups under it and the drop of its guard are async-signal-safe: a few loads,
-/// stores and a fence; nothing is allocated, freed or waited for, whatever the handler interrupted (a
-/// pin of this reader or of the thread's [`Reader`], a writer, the allocator). Handlers nest. While a
-/// handler is pinned, nothing that it may see is freed; keep such pins as short as handlers are.
-#[derive(Debug)]
-pub struct SignalReader {
-    slot: Arc<SignalSlot>,
-    domain: Domain,
+/// While it lives, nothing that was found under it is freed. It stays with its thread.
+pub struct Guard<'r> {
+    domain: &'r Inner,
+    slot: &'r Slot,
     not_send: PhantomData<*const ()>,
 }
 
-impl SignalReader {
-    /// Pins the handler. See the type.
-    pub fn pin(&self) -> Guard<'_> {
-        self.slot.enter();
-        Guard {
-            domain: &self.domain.inner,
-            _pin: Pin::Handler(HandlerPin(&self.slot)),
-        }
-    }
-}
-
-impl Drop for SignalReader {
+impl Drop for Guard<'_> {
+    #[inline]
     fn drop(&mut self) {
-        self.slot.abandon();
-        let mut handlers = self.domain.inner.handlers.lock();
-        handlers.retain(|slot| !Arc::ptr_eq(slot, &self.slot));
-    }
-}
-
-/// While it lives, nothing that was found under it is freed.
-pub struct Guard<'r> {
-    domain: &'r Inner,
-    _pin: Pin<'r>,
-}
-
-#[expect(dead_code, reason = "held for their destructors")]
-enum Pin<'r> {
-    Epoch(epoch::Guard),
-    Handler(HandlerPin<'r>),
-}
-
-struct HandlerPin<'r>(&'r SignalSlot);
-
-impl Drop for HandlerPin<'_> {
-    fn drop(&mut self) {
-        self.0.leave();
+        self.slot.leave();
     }
 }
 

@@ -6,18 +6,18 @@
 //! writer's half-filled segment included.
 //!
 //! ```text
-//! freed <= taken <= graced <= produced        (all counts of objects since the queue was made)
+//! freed <= taken <= graced <= sealed <= produced        (all counts of objects since the queue was made)
 //! ```
 
 use std::any::Any;
 use std::fmt;
 use std::ptr::{self, NonNull};
 
-use super::signal::{Blockers, SignalSlot};
+use super::grace::GracePeriods;
 use crate::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Arc, Mutex};
 
-/// Objects per segment, and per deferred closure.
+/// Objects per segment, and per grace period at least.
 pub(crate) const SEGMENT: usize = if cfg!(loom) { 2 } else { 128 };
 
 /// What the owner of a queue does with words whose grace period is over.
@@ -43,19 +43,19 @@ pub(crate) trait Drain: Send + Sync {
     fn freed(&self) -> u64;
     /// Bytes retired and not yet freed.
     fn pending_bytes(&self) -> usize;
-    /// The count to defer a closure for, when a batch is full and nobody has done it yet.
-    fn seal(&self) -> Option<u64>;
-    /// The first `count` objects are out of every epoch reader's reach.
-    fn grace(&self, count: u64);
-    /// Frees what may be freed; returns objects, a panic, and whether handlers hold some back.
-    fn drain(&self, handlers: &Mutex<Vec<Arc<SignalSlot>>>) -> Drained;
+    /// Lets what is there wait for a grace period, if it is a full batch or `all` is asked for, and nothing waits
+    /// already.
+    fn seal(&self, grace: &GracePeriods, all: bool);
+    /// Frees what waited for grace periods up to number `over`.
+    fn drain(&self, over: u64) -> Drained;
 }
 
 /// The outcome of [`Drain::drain`].
 #[derive(Debug, Default)]
 pub(crate) struct Drained {
     pub(crate) objects: usize,
-    pub(crate) held_back: bool,
+    /// A batch waits for its grace period, or for being sealed.
+    pub(crate) more: bool,
     pub(crate) panic: Option<Panic>,
 }
 
@@ -111,12 +111,6 @@ pub(crate) struct Queue<D> {
     /// No more objects will come: what there is makes a batch. Store-release after the last count, load-acquire
     /// before the count is read.
     closed: AtomicBool,
-    /// Up to where a closure has been deferred. Acquire and release, so that a count read later is no smaller.
-    sealed: AtomicU64,
-    /// `fetch_max`-release by the closure that ran after the grace period, load-acquire by consumers:
-    /// the readers' last accesses come before the free. Model:
-    /// `synchronize_waits_for_the_reader_and_leaves_nothing`.
-    graced: AtomicU64,
     /// Statistics, and the target of `synchronize`: release after the free, acquire by who waits.
     freed: AtomicU64,
     /// Statistics: relaxed, one writer (the producer).
@@ -129,10 +123,11 @@ pub(crate) struct Queue<D> {
 struct Consumer {
     head: NonNull<Segment>,
     taken: u64,
-    /// Up to where handlers have been looked at, and those that were active then.
-    cleared: u64,
-    candidate: u64,
-    blockers: Blockers,
+    /// What may be freed.
+    graced: u64,
+    /// What waits for the period `ticket`; equal to `graced` when nothing does.
+    sealed: u64,
+    ticket: u64,
 }
 
 // SAFETY: R3. The segments behind `head` are owned by the queue; the producer touches only the last one,
@@ -163,17 +158,15 @@ impl<D: Dispose> Queue<D> {
         let consumer = Consumer {
             head,
             taken: 0,
-            cleared: 0,
-            candidate: 0,
-            blockers: Blockers::default(),
+            graced: 0,
+            sealed: 0,
+            ticket: 0,
         };
         let queue = Queue {
             disposer,
             counters,
             closed: AtomicBool::new(false),
             produced: AtomicU64::new(0),
-            sealed: AtomicU64::new(0),
-            graced: AtomicU64::new(0),
             freed: AtomicU64::new(0),
             produced_bytes: AtomicUsize::new(0),
             freed_bytes: AtomicUsize::new(0),
@@ -193,32 +186,28 @@ impl<D: Dispose> Queue<D> {
         &self.disposer
     }
 
-    /// Takes up to a segment of words whose time has come; how many there are.
-    fn take(
-        &self,
-        words: &mut [*mut (); SEGMENT],
-        handlers: &Mutex<Vec<Arc<SignalSlot>>>,
-    ) -> (usize, bool) {
+    /// Takes up to a segment of words that may be freed, by what is known of the periods up to `over`; how
+    /// many, and whether more will come without a push.
+    fn take(&self, words: &mut [*mut (); SEGMENT], over: u64) -> (usize, bool) {
         let mut consumer = self.consumer.lock();
-        let graced = self.graced.load(Ordering::Acquire);
-        if consumer.cleared == consumer.candidate && consumer.cleared < graced {
-            consumer.candidate = graced;
-            // Only now: a handler that registers later has this lock after us, and with it every unlinking
-            // that `graced` covers.
-            consumer.blockers = Blockers::note(&handlers.lock());
+        if consumer.ticket <= over {
+            consumer.graced = consumer.sealed;
         }
-        if consumer.cleared < consumer.candidate {
-            if !consumer.blockers.refresh() {
-                return (0, true);
-            }
-            consumer.cleared = consumer.candidate;
-        }
-        let count = (consumer.cleared - consumer.taken).min(SEGMENT as u64) as usize;
-        // The words were stored before `produced` was, and `graced` never passes `produced`.
+        let count = (consumer.graced - consumer.taken).min(SEGMENT as u64) as usize;
+        // The words were stored before `produced` was, and `sealed` is a value of `produced`.
         for word in &mut words[..count] {
             *word = consumer.pop();
         }
-        (count, false)
+        let more = consumer.sealed > consumer.graced || self.due(consumer.sealed);
+        (count, more)
+    }
+
+    /// Whether what came after the first `sealed` objects makes a batch.
+    fn due(&self, sealed: u64) -> bool {
+        // Before the count, which doesn't grow after it.
+        let closed = self.closed.load(Ordering::Acquire);
+        let least = if closed { 1 } else { SEGMENT as u64 };
+        self.produced() >= sealed + least
     }
 }
 
@@ -322,36 +311,29 @@ impl<D: Dispose> Drain for Queue<D> {
             .saturating_sub(freed)
     }
 
-    fn seal(&self) -> Option<u64> {
-        // Before the count, which only grows; another thread may seal more in between.
-        let sealed = self.sealed.load(Ordering::Acquire);
-        let closed = self.closed.load(Ordering::Acquire);
+    fn seal(&self, grace: &GracePeriods, all: bool) {
+        let mut consumer = self.consumer.lock();
+        if consumer.sealed > consumer.graced {
+            return;
+        }
         let produced = self.produced();
-        let least = if closed { 1 } else { SEGMENT as u64 };
-        let won = produced >= sealed + least
-            && self
-                .sealed
-                .compare_exchange(sealed, produced, Ordering::AcqRel, Ordering::Relaxed)
-                .is_ok();
-        won.then_some(produced)
+        if produced > consumer.sealed && (all || self.due(consumer.sealed)) {
+            consumer.sealed = produced;
+            // After the count: what it covers has been unlinked before.
+            consumer.ticket = grace.ticket();
+        }
     }
 
-    fn grace(&self, count: u64) {
-        self.graced.fetch_max(count, Ordering::Release);
-        self.counters.work.store(true, Ordering::Release);
-    }
-
-    fn drain(&self, handlers: &Mutex<Vec<Arc<SignalSlot>>>) -> Drained {
+    fn drain(&self, over: u64) -> Drained {
         let mut sum = Drained::default();
         let mut words = [ptr::null_mut(); SEGMENT];
         loop {
-            let (count, held_back) = self.take(&mut words, handlers);
+            let (count, more) = self.take(&mut words, over);
             if count == 0 {
-                sum.held_back = held_back;
+                sum.more = more;
                 return sum;
             }
-            // SAFETY: R2. `take` handed these words to this call alone, after their grace period and
-            // after the handlers of that time.
+            // SAFETY: R2. `take` handed these words to this call alone, after their grace period.
             let (bytes, panic) = unsafe { self.disposer.dispose(&words[..count]) };
             self.freed_bytes.fetch_add(bytes, Ordering::Relaxed);
             self.counters.pending.fetch_sub(bytes, Ordering::Relaxed);
@@ -380,7 +362,6 @@ impl<D> fmt::Debug for Queue<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Queue")
             .field("produced", &self.produced)
-            .field("graced", &self.graced)
             .field("freed", &self.freed)
             .finish_non_exhaustive()
     }

@@ -256,8 +256,7 @@ impl<T: Record> RangeTree<T> {
     /// The entry that contains `addr`.
     ///
     /// It was there at an instant within the call. No lock, no retry, no store; after
-    /// [`register`](Domain::register) nothing is allocated. Async-signal-safe under a guard of a
-    /// [`SignalReader`](crate::reclaim::SignalReader).
+    /// [`register`](Domain::register) nothing is allocated. Async-signal-safe.
     ///
     /// # Panics
     ///
