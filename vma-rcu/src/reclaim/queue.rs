@@ -137,6 +137,8 @@ unsafe impl Send for Consumer {}
 /// The writer's half. Moving it is moving the right to retire.
 pub(crate) struct Producer {
     tail: NonNull<Segment>,
+    /// Words in the tail.
+    used: usize,
     produced: u64,
     /// The count at the last full batch, and the bytes since.
     batch_start: u64,
@@ -174,6 +176,7 @@ impl<D: Dispose> Queue<D> {
         };
         let producer = Producer {
             tail: head,
+            used: 0,
             produced: 0,
             batch_start: 0,
             batch_bytes: 0,
@@ -231,14 +234,17 @@ impl Consumer {
 
 impl Producer {
     /// Makes sure that `count` pushes can't fail.
+    #[inline]
     pub(crate) fn reserve(&mut self, count: usize) -> Result<(), ()> {
-        let used = (self.produced % SEGMENT as u64) as usize;
-        let free = if self.produced > 0 && used == 0 {
-            0
-        } else {
-            SEGMENT - used
-        };
-        while free + self.spare.len() * SEGMENT < count {
+        if SEGMENT - self.used >= count {
+            return Ok(());
+        }
+        self.reserve_segments(count)
+    }
+
+    #[cold]
+    fn reserve_segments(&mut self, count: usize) -> Result<(), ()> {
+        while SEGMENT - self.used + self.spare.len() * SEGMENT < count {
             self.spare.try_reserve(1).map_err(|_| ())?;
             self.spare.push(Segment::try_new().ok_or(())?);
         }
@@ -246,22 +252,30 @@ impl Producer {
     }
 
     /// Appends a word; `reserve` must have made room.
+    #[inline]
     pub(crate) fn push(&mut self, word: *mut ()) {
-        let index = (self.produced % SEGMENT as u64) as usize;
-        if index == 0 && self.produced > 0 {
-            let next = self.spare.pop().expect("room was reserved");
-            // SAFETY: R3. The tail is live: consumers don't pass the published count.
-            unsafe { self.tail.as_ref() }
-                .next
-                .store(next.as_ptr(), Ordering::Relaxed);
-            self.tail = next;
+        if self.used == SEGMENT {
+            self.next_segment();
         }
-        // SAFETY: R3. As above; after a switch the tail is the new segment, owned by this queue.
-        unsafe { self.tail.as_ref() }.slots[index].store(word, Ordering::Relaxed);
+        // SAFETY: R3. The tail is live: consumers don't pass the published count.
+        unsafe { self.tail.as_ref() }.slots[self.used].store(word, Ordering::Relaxed);
+        self.used += 1;
         self.produced += 1;
     }
 
+    #[cold]
+    fn next_segment(&mut self) {
+        let next = self.spare.pop().expect("room was reserved");
+        // SAFETY: R3. As in `push`; what it leads to from now on is owned by this queue.
+        unsafe { self.tail.as_ref() }
+            .next
+            .store(next.as_ptr(), Ordering::Relaxed);
+        self.tail = next;
+        self.used = 0;
+    }
+
     /// Lets consumers see the words pushed so far, which take up `bytes` more than before.
+    #[inline]
     pub(crate) fn publish<D>(&mut self, queue: &Queue<D>, bytes: usize) {
         let total = queue.produced_bytes.load(Ordering::Relaxed);
         queue.produced_bytes.store(total + bytes, Ordering::Relaxed);
@@ -278,6 +292,7 @@ impl Producer {
         self.end_batch(queue);
     }
 
+    #[cold]
     fn end_batch<D>(&mut self, queue: &Queue<D>) {
         self.batch_start = self.produced;
         let bytes = std::mem::take(&mut self.batch_bytes);

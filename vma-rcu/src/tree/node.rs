@@ -162,25 +162,26 @@ impl<T: Record> Leaf<T> {
     /// Largest usable gap below an entry; `lo` is the end of the entry before the first one.
     #[inline]
     pub(super) fn max_gap(&self, lo: u64, len: usize) -> u64 {
-        self.max_gap_of(lo, 0..len)
+        if self.guarded != 0 {
+            return self.few_gaps(lo, 0..len);
+        }
+        let len = len.min(LEAF_CAP);
+        let (mut max, mut previous) = (0, lo);
+        for (slot, end) in self.slots[..len].iter().zip(&self.ends[..len]) {
+            max = max.max(slot.start.wrapping_sub(previous));
+            previous = *end;
+        }
+        max
     }
 
-    /// Largest usable gap below one of the entries in `range`.
-    #[inline]
-    pub(super) fn max_gap_of(&self, lo: u64, range: Range<usize>) -> u64 {
-        let range = range.start.min(LEAF_CAP)..range.end.min(LEAF_CAP);
+    /// Largest usable gap below one of the entries in `range`, of which there are few.
+    #[inline(always)]
+    pub(super) fn few_gaps(&self, lo: u64, range: Range<usize>) -> u64 {
         let mut previous = match range.start {
             0 => lo,
             i => self.ends[i - 1],
         };
         let mut max = 0;
-        if self.guarded == 0 {
-            for (slot, end) in self.slots[range.clone()].iter().zip(&self.ends[range]) {
-                max = max.max(slot.start.wrapping_sub(previous));
-                previous = *end;
-            }
-            return max;
-        }
         for i in range {
             max = max.max(self.gap_end(i).saturating_sub(previous));
             previous = self.ends[i];
@@ -235,6 +236,46 @@ impl Inner {
     pub(super) unsafe fn set_gap(&self, i: usize, gap: u64) {
         // SAFETY: by the caller's promise nobody reads or writes.
         unsafe { (*self.gaps.get())[i] = gap };
+    }
+}
+
+/// Fills a fresh inner node, child by child.
+pub(super) struct ChildWriter<'n> {
+    node: &'n mut Inner,
+    at: usize,
+    gap: u64,
+}
+
+impl<'n> ChildWriter<'n> {
+    /// For a node that nobody else has seen, and its birth.
+    #[inline(always)]
+    pub(super) fn new(node: &'n mut Inner, birth: u64) -> Self {
+        node.birth = birth;
+        let (at, gap) = (0, 0);
+        ChildWriter { node, at, gap }
+    }
+
+    /// The next child: the end of its last entry, and its largest gap. At most [`FANOUT`].
+    #[inline(always)]
+    pub(super) fn child(&mut self, child: NodePtr, last: u64, gap: u64) {
+        let i = self.at;
+        self.node.pivots[i] = last;
+        self.node.children[i].store(child, Ordering::Relaxed);
+        self.node.gaps.get_mut()[i] = gap;
+        self.gap = self.gap.max(gap);
+        self.at += 1;
+    }
+
+    /// That was the last child, which has no pivot; the node's own largest gap.
+    #[inline(always)]
+    pub(super) fn finish(self) -> u64 {
+        let len = self.at;
+        self.node.pivots[len - 1..].fill(PAD);
+        for child in &self.node.children[len..] {
+            child.store(ptr::null_mut(), Ordering::Relaxed);
+        }
+        self.node.gaps.get_mut()[len..].fill(0);
+        self.gap
     }
 }
 

@@ -87,10 +87,17 @@ impl<T> Recycler<T> {
         }
     }
 
-    fn take(&self) -> Lists<T> {
+    /// Swaps each list of `own` that is empty for what is here.
+    fn refill(&self, own: &mut Lists<T>) {
         let mut lists = self.lists.lock();
-        self.filled.store(false, Ordering::Relaxed);
-        std::mem::replace(&mut *lists, Lists::new())
+        if own.nodes.is_empty() {
+            std::mem::swap(&mut lists.nodes, &mut own.nodes);
+        }
+        if own.records.is_empty() {
+            std::mem::swap(&mut lists.records, &mut own.records);
+        }
+        let left = !lists.nodes.is_empty() || !lists.records.is_empty();
+        self.filled.store(left, Ordering::Relaxed);
     }
 }
 
@@ -222,20 +229,12 @@ impl<T: Send + Sync + 'static> Pool<T> {
 
     #[cold]
     fn refill(&mut self) {
-        if !self.recycler.disposer().filled.load(Ordering::Relaxed) {
-            return;
+        if self.recycler.disposer().filled.load(Ordering::Relaxed) {
+            self.recycler.disposer().refill(&mut self.lists);
         }
-        let mut lists = self.recycler.disposer().take();
-        // What is left of the kind that wasn't asked for stays with us.
-        while let Some(node) = self.lists.nodes.pop() {
-            lists.keep_node(node);
-        }
-        while let Some(record) = self.lists.records.pop() {
-            lists.keep_record(record);
-        }
-        self.lists = lists;
     }
 
+    #[inline]
     fn node_memory(&mut self) -> Option<NonNull<NodeMemory<T>>> {
         if self.refused() {
             return None;

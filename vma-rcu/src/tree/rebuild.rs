@@ -413,10 +413,19 @@ impl<T: Record> Rebuild<'_, T> {
     }
 
     /// Memory for a leaf that will have `len` entries.
-    #[inline]
+    #[inline(always)]
     pub(super) fn new_leaf(&mut self, len: usize) -> Result<NonNull<Leaf<T>>, EditError> {
         reserve(&mut self.scratch.made, 1)?;
         let node = self.pool.leaf().ok_or(EditError::OutOfMemory)?;
+        self.scratch.made.push((node.cast(), len));
+        Ok(node)
+    }
+
+    /// Memory for an inner node that will have `len` children.
+    #[inline]
+    pub(super) fn new_inner(&mut self, len: usize) -> Result<NonNull<Inner>, EditError> {
+        reserve(&mut self.scratch.made, 1)?;
+        let node = self.pool.inner().ok_or(EditError::OutOfMemory)?;
         self.scratch.made.push((node.cast(), len));
         Ok(node)
     }

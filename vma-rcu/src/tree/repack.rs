@@ -4,12 +4,11 @@ use std::ptr::NonNull;
 
 use smallvec::SmallVec;
 
-use super::node::{FANOUT, INNER_MIN, LANES, LEAF_MIN, Leaf, NodePtr, PAD, inner, leaf};
+use super::node::{ChildWriter, FANOUT, INNER_MIN, LEAF_MIN, Leaf, NodePtr, inner, leaf};
 use super::pool::node_word;
 use super::rebuild::{Part, Rebuild};
-use super::scratch::{Item, push, reserve};
+use super::scratch::{Item, push};
 use super::{EditError, Record};
-use crate::sync::atomic::Ordering;
 
 impl<T: Record> Rebuild<'_, T> {
     /// Merges nodes of this transaction that are too small with a neighbour (T4).
@@ -90,31 +89,14 @@ impl<T: Record> Rebuild<'_, T> {
         let mut at = mark;
         for n in 0..count {
             let len = share(total, count, n);
-            reserve(&mut self.scratch.made, 1)?;
-            let mut made = self.pool.inner().ok_or(EditError::OutOfMemory)?;
-            self.scratch.made.push((made.cast(), len));
+            let mut made = self.new_inner(len)?;
             // SAFETY: T7: made by us, not yet shown to anybody.
-            let node = unsafe { made.as_mut() };
-            node.birth = self.sequence;
-            node.pivots = [PAD; LANES];
-            let mut gap = 0;
+            let mut put = ChildWriter::new(unsafe { made.as_mut() }, self.sequence);
             let items = &self.scratch.items[at..at + len];
-            for (i, item) in items.iter().enumerate() {
-                node.children[i].store(item.node.as_ptr(), Ordering::Relaxed);
-                // SAFETY: T7: made by us.
-                unsafe { node.set_gap(i, item.gap) };
-                gap = gap.max(item.gap);
-                if i + 1 < len {
-                    node.pivots[i] = item.last;
-                }
+            for item in items {
+                put.child(item.node.as_ptr(), item.last, item.gap);
             }
-            for i in len..FANOUT {
-                node.children[i].store(std::ptr::null_mut(), Ordering::Relaxed);
-            }
-            for i in len..LANES {
-                // SAFETY: T7: made by us.
-                unsafe { node.set_gap(i, 0) };
-            }
+            let gap = put.finish();
             let last = items[len - 1].last;
             let node = made.cast();
             at += len;

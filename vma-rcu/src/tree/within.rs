@@ -1,17 +1,20 @@
-//! The frequent case: one edit that stays within one leaf.
+//! The frequent cases: one edit that stays within one leaf.
 //!
-//! The leaf keeps its last end, neither overflows nor runs short, and its parent may be changed in
-//! place. Then one new leaf is all that the edit takes. Anything else is left to [`Rebuild`], which could
-//! do this case as well, at twice the cost.
+//! * The leaf keeps its last end and neither overflows nor runs short, and its parent may be changed in
+//!   place: one new leaf is all that the edit takes.
+//! * The last end moves, the leaf overflows, or the parent mustn't be changed in place, and the parent has room for
+//!   what comes of it: the new leaves and a new parent.
+//!
+//! Anything else is left to [`Rebuild`], which could do these cases as well, at two to three times the cost.
 
 use std::ptr::NonNull;
 
 use super::node::{
-    CHILD_LINES, LEAF_CAP, LEAF_MIN, Leaf, MAX_HEIGHT, NodePtr, PAD, Root, SLOT_LINES, Slot, inner,
-    leaf, max_gap_with,
+    CHILD_LINES, ChildWriter, FANOUT, LEAF_CAP, LEAF_MIN, Leaf, MAX_HEIGHT, NodePtr, PAD, Root,
+    SLOT_LINES, Slot, inner, leaf, max_gap_with,
 };
 use super::pool::node_word;
-use super::rebuild::Rebuild;
+use super::rebuild::{Part, Rebuild};
 use super::scratch::{Removed, push};
 use super::search::{Portable, Search, prefetch};
 use super::write::{Edit, New};
@@ -27,6 +30,8 @@ struct Target<'t, T> {
     height: usize,
     /// The leaf's largest gap, as its parent has it.
     gap: u64,
+    /// The leaf's parent may be changed in place (T6).
+    exclusive: bool,
 }
 
 impl<T: Record> Rebuild<'_, T> {
@@ -66,26 +71,102 @@ impl<T: Record> Rebuild<'_, T> {
             to += 1;
         }
         let new_len = len - (to - from) + edit.count;
-        // A last end that moves is a pivot that moves. An edit with no effect is left to the other path.
-        let keeps_end = to < len || target.hi == PAD;
+        let news = &self.news[edit.first..edit.first + edit.count];
+        let keeps_end =
+            to < len || target.hi == PAD || news.last().is_some_and(|new| new.end == target.hi);
         let changes = to > from || edit.count > 0;
-        if !(LEAF_MIN..=LEAF_CAP).contains(&new_len) || !keeps_end || !changes {
+        // An edit with no effect is left to the other path.
+        if new_len < LEAF_MIN || !changes {
+            return Ok(false);
+        }
+        let in_place = target.exclusive && keeps_end && new_len <= LEAF_CAP;
+        if !in_place && !self.parent_takes(&target, new_len, keeps_end) {
             return Ok(false);
         }
         for i in from..to {
             self.remove(old, i, edit)?;
         }
+        push(&mut self.scratch.dead, node_word(target.node, 0))?;
+        if new_len > LEAF_CAP {
+            let parts = [
+                Part::Old(old, 0, from),
+                Part::New(edit.first, edit.first + edit.count),
+                Part::Old(old, to, len),
+            ];
+            self.write_leaves(&parts, new_len, target.lo)?;
+            self.with_parent(&target)?;
+            return Ok(true);
+        }
         let mut node = self.new_leaf(new_len)?;
         // SAFETY: T7: made by us, not yet shown to anybody.
         let out = unsafe { node.as_mut() };
-        let news = &self.news[edit.first..edit.first + edit.count];
         splice_leaf(out, old, from, to, news);
         let gap = spliced_gap(out, old, &target, from..to, edit.count, new_len);
-        self.publish(&target, node.cast(), gap)?;
+        if in_place {
+            self.publish(target.height, target.height, node.cast(), (target.gap, gap))?;
+        } else {
+            self.present(node, new_len, out.ends[new_len - 1], gap)?;
+            self.with_parent(&target)?;
+        }
         Ok(true)
     }
 
-    /// The leaf that the edit lies in, if there is one and its slot may be stored to.
+    /// Whether the leaf's parent can hold what `new_len` entries take, and the pivot that moves, if one does.
+    fn parent_takes(&self, target: &Target<'_, T>, new_len: usize, keeps_end: bool) -> bool {
+        let (parent, i) = self.scratch.path[target.height - 1];
+        // SAFETY: T7: the writer is ours; T2: on the way down.
+        let parent = unsafe { parent.as_ref() };
+        parent.len() - 1 + new_len.div_ceil(LEAF_CAP) <= FANOUT
+            && (keeps_end || parent.pivots[i] != PAD)
+    }
+
+    /// Puts the leaves that take the old one's place, which are on the item stack, into a new parent.
+    #[inline(never)]
+    fn with_parent(&mut self, target: &Target<'_, T>) -> Result<(), EditError> {
+        let level = target.height - 1;
+        let (parent, i) = self.scratch.path[level];
+        push(&mut self.scratch.dead, node_word(parent.cast().as_ptr(), 1))?;
+        // SAFETY: T7: the writer is ours; T2: on the way down.
+        let parent = unsafe { parent.as_ref() };
+        // SAFETY: T7: the writer is ours, and nothing is stored before the commit.
+        let gaps = unsafe { parent.gaps() };
+        let old_len = parent.len();
+        let len = old_len - 1 + self.scratch.items.len();
+        let mut made = self.new_inner(len)?;
+        // SAFETY: T7: made by us, not yet shown to anybody.
+        let out = unsafe { made.as_mut() };
+        let mut put = ChildWriter::new(out, self.sequence);
+        for k in 0..i {
+            put.child(parent.child(k), parent.pivots[k], gaps[k]);
+        }
+        let mut last = target.lo;
+        for item in &self.scratch.items {
+            last = item.last;
+            put.child(item.node.as_ptr(), last, item.gap);
+        }
+        for k in i + 1..old_len {
+            let mut gap = gaps[k];
+            if k == i + 1 && last != parent.pivots[i] {
+                // SAFETY: T7, T2: the leaf's right neighbour.
+                let next: &Leaf<T> = unsafe { leaf(parent.child(k)) };
+                gap = gap.max(next.gap_end(0).saturating_sub(last));
+            }
+            put.child(parent.child(k), parent.pivots[k], gap);
+        }
+        let gap = put.finish();
+        self.scratch.items.clear();
+        let own = level.checked_sub(1).map_or(gap, |up| {
+            let (above, j) = self.scratch.path[up];
+            // SAFETY: T7: the writer is ours; T2: on the way down.
+            let above = unsafe { above.as_ref() };
+            // SAFETY: T7: the writer is ours, and nothing is stored before the commit.
+            let gaps = unsafe { above.gaps() };
+            gaps[j]
+        });
+        self.publish(level, target.height, made.cast(), (own, gap))
+    }
+
+    /// The leaf that the edit lies in, if there is one and what is above its parent may be changed in place.
     #[inline(always)]
     fn path_to<'t, S: Search>(&mut self, root: Root, edit: &Edit) -> Option<Target<'t, T>> {
         if root.is_empty() || root.height() == 0 {
@@ -93,6 +174,7 @@ impl<T: Record> Rebuild<'_, T> {
         }
         let (mut lo, mut hi, mut gap) = (0, PAD, 0);
         let mut birth = self.floor;
+        let mut exclusive = true;
         let mut node = root.node();
         for step in &mut self.scratch.path[..root.height()] {
             prefetch(node, CHILD_LINES);
@@ -106,10 +188,11 @@ impl<T: Record> Rebuild<'_, T> {
             if pivot != PAD {
                 hi = pivot;
             }
-            // T6, and the edit must end where the leaf does.
-            if inner.birth < birth || edit.hi > hi {
+            // The edit must end where the leaf does, and T6.
+            if edit.hi > hi || !exclusive {
                 return None;
             }
+            exclusive = inner.birth >= birth;
             birth = inner.birth;
             // SAFETY: T7: the writer is ours.
             gap = unsafe { inner.gaps() }[i];
@@ -127,6 +210,7 @@ impl<T: Record> Rebuild<'_, T> {
             hi,
             height,
             gap,
+            exclusive,
         })
     }
 
@@ -148,42 +232,50 @@ impl<T: Record> Rebuild<'_, T> {
         Ok(())
     }
 
-    /// The commit will put `node` in the leaf's place, and the gaps right on the way up.
+    /// The commit will put `node`, which the first `levels` nodes of the way down lead to, in its place in a tree of
+    /// `height`, and the gaps right on the way up: the node's own changes as `gap` says.
     #[inline(always)]
     fn publish(
         &mut self,
-        target: &Target<'_, T>,
+        levels: usize,
+        height: usize,
         node: NonNull<()>,
-        gap: u64,
+        gap: (u64, u64),
     ) -> Result<(), EditError> {
-        push(&mut self.scratch.dead, node_word(target.node, 0))?;
+        let Some(parent) = levels.checked_sub(1) else {
+            self.scratch.value = Some(Root::new(node, height).0);
+            return Ok(());
+        };
+        let (inner, i) = self.scratch.path[parent];
+        // SAFETY: T7: the writer is ours; T2: on the way down.
+        let inner = unsafe { inner.as_ref() };
+        self.scratch.slot = Some(NonNull::from(&inner.children[i]));
         self.scratch.value = Some(node.as_ptr());
-        let mut child = (target.gap, gap);
-        let mut slot = None;
-        for level in (0..target.height.min(MAX_HEIGHT)).rev() {
-            let (inner, i) = self.scratch.path[level];
-            // SAFETY: T7: the writer is ours; T2: on the way down.
-            let inner = unsafe { inner.as_ref() };
-            slot = slot.or(Some(NonNull::from(&inner.children[i])));
-            let (before, after) = child;
+        let (mut before, mut after) = gap;
+        for level in (0..levels.min(MAX_HEIGHT)).rev() {
             if before == after {
                 break;
             }
-            push(&mut self.scratch.gaps, (NonNull::from(inner), i, after))?;
+            let (inner, i) = self.scratch.path[level];
+            push(&mut self.scratch.gaps, (inner, i, after))?;
             // The root has no parent that would hold its own gap.
             let Some((parent, j)) = level.checked_sub(1).map(|up| self.scratch.path[up]) else {
                 break;
             };
+            // SAFETY: as above.
+            let inner = unsafe { inner.as_ref() };
             // SAFETY: as above.
             let parent = unsafe { parent.as_ref() };
             // SAFETY: T7: the writer is ours.
             let own = unsafe { parent.gaps() }[j];
             // SAFETY: as above.
             let gaps = unsafe { inner.gaps() };
-            let new = replaced_max(own, before, after, || max_gap_with(gaps, i, after));
-            child = (own, new);
+            let new = match replaced_max(own, before, after) {
+                Some(new) => new,
+                None => max_gap_with(gaps, i, after),
+            };
+            (before, after) = (own, new);
         }
-        self.scratch.slot = slot;
         Ok(())
     }
 }
@@ -228,20 +320,21 @@ fn spliced_gap<T: Record>(
     len: usize,
 ) -> u64 {
     let old_len = len + removed.len() - count;
-    let before = old.max_gap_of(target.lo, removed.start..old_len.min(removed.end + 1));
-    let after = out.max_gap_of(target.lo, removed.start..len.min(removed.start + count + 1));
-    replaced_max(target.gap, before, after, || out.max_gap(target.lo, len))
+    let before = old.few_gaps(target.lo, removed.start..old_len.min(removed.end + 1));
+    let after = out.few_gaps(target.lo, removed.start..len.min(removed.start + count + 1));
+    match replaced_max(target.gap, before, after) {
+        Some(gap) => gap,
+        None => out.max_gap(target.lo, len),
+    }
 }
 
 /// The new maximum of gaps of which the largest is `max`, when some, the largest of them `before`, give
-/// way to some, the largest of them `after`. `recount` is asked only when that doesn't tell.
+/// way to some, the largest of them `after`. `None` when only a recount tells.
 #[inline(always)]
-fn replaced_max(max: u64, before: u64, after: u64, recount: impl FnOnce() -> u64) -> u64 {
+fn replaced_max(max: u64, before: u64, after: u64) -> Option<u64> {
     if after >= max {
-        after
-    } else if before < max {
-        max
+        Some(after)
     } else {
-        recount()
+        (before < max).then_some(max)
     }
 }

@@ -133,21 +133,25 @@ impl<T: Record> Writer<T> {
 
     /// Undoes whatever stage a transaction has reached short of its commit; finishes one that reached
     /// it.
+    #[inline]
     fn wind_up(&mut self) {
         match self.stage {
             Stage::Idle => return,
-            Stage::Open => {
-                for (node, _) in self.scratch.made.drain(..) {
-                    self.pool.give_node(node);
-                }
-                self.scratch.clear();
-                self.edits.clear();
-                self.stage = Stage::Idle;
-                self.disown(0);
-            }
+            Stage::Open => self.undo(),
             Stage::Committed => self.retire(),
         }
         self.stage = Stage::Idle;
+    }
+
+    #[cold]
+    fn undo(&mut self) {
+        for (node, _) in self.scratch.made.drain(..) {
+            self.pool.give_node(node);
+        }
+        self.scratch.clear();
+        self.edits.clear();
+        self.stage = Stage::Idle;
+        self.disown(0);
     }
 
     /// Gives up what a large transaction has made the lists grow to.
@@ -168,16 +172,15 @@ impl<T: Record> Writer<T> {
         for removed in &self.scratch.removed {
             self.producer.push(record_word(removed.record));
         }
+        if nodes + records > 0 {
+            let bytes = nodes * node_bytes::<T>() + records * record_bytes::<T>();
+            self.producer.publish(self.pool.queue(), bytes);
+        }
         self.scratch.clear();
         let grown = self.news.capacity().max(self.scratch.capacity());
         if nodes + records > KEEP || grown > KEEP {
             self.trim();
         }
-        if nodes + records == 0 {
-            return;
-        }
-        let bytes = nodes * node_bytes::<T>() + records * record_bytes::<T>();
-        self.producer.publish(self.pool.queue(), bytes);
     }
 }
 
