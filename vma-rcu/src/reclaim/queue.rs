@@ -153,6 +153,12 @@ unsafe impl Send for Producer {}
 // SAFETY: R3. `&Producer` gives access to `produced` alone.
 unsafe impl Sync for Producer {}
 
+impl<D> Queue<D> {
+    pub(crate) fn disposer(&self) -> &D {
+        &self.disposer
+    }
+}
+
 impl<D: Dispose> Queue<D> {
     /// A queue and its producer; `None` when memory runs out.
     pub(crate) fn try_new(disposer: D, counters: Arc<Counters>) -> Option<(Arc<Self>, Producer)> {
@@ -183,10 +189,6 @@ impl<D: Dispose> Queue<D> {
             spare: Vec::new(),
         };
         Some((Arc::new(queue), producer))
-    }
-
-    pub(crate) fn disposer(&self) -> &D {
-        &self.disposer
     }
 
     /// Takes up to a segment of words that may be freed, by what is known of the periods up to `over`; how

@@ -48,6 +48,7 @@ mod rebuild;
 mod repack;
 mod scratch;
 mod search;
+mod slab;
 mod within;
 mod write;
 

@@ -1,103 +1,88 @@
 //! Where nodes and records come from and go back to.
 //!
-//! The writer's own free lists serve a transaction without a lock. What was retired comes back, after
-//! its grace period, from whichever thread freed it, through the shared [`Recycler`]; the writer takes a
-//! whole list of it when its own is empty.
+//! The writer's own lists serve a transaction without a lock. What was retired comes back, after
+//! its grace period, from whichever thread freed it, to the shared [`Recycler`]; the writer takes a
+//! whole list of it when its own is empty. Below the lists are slabs.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
 use super::node::{Inner, Leaf, NodeMemory, NodePtr, RecordMemory, SLOT_LINES};
 use super::search::prefetch;
-use crate::alloc::{free_memory, try_memory, try_zeroed};
-use crate::reclaim::{Dispose, Panic};
-use crate::sync::atomic::{AtomicBool, Ordering};
+use super::slab::Slab;
+use crate::reclaim::{Dispose, Panic, Queue};
 use crate::sync::{Arc, Mutex};
 
-/// Free objects that a list keeps, at most; the rest goes back to the allocator.
-const KEEP: usize = 1024;
+/// Free objects that a list keeps, at most; the rest goes back to its slab.
+const KEEP: usize = 512;
 
 /// Marks a retired word as a record.
 const RECORD_BIT: usize = 1;
 /// Marks a retired word as an inner node (leaves have no mark).
 const INNER_BIT: usize = 2;
 
-struct Lists<T> {
-    nodes: Vec<NonNull<NodeMemory<T>>>,
-    records: Vec<NonNull<RecordMemory<T>>>,
+/// Objects of one kind, without content.
+struct Store<V> {
+    list: Vec<NonNull<V>>,
+    slab: Slab<V>,
 }
 
-// SAFETY: the lists hold memory without content, which any thread may use or free.
-unsafe impl<T> Send for Lists<T> {}
-// SAFETY: a shared reference gives no access to the memory.
-unsafe impl<T> Sync for Lists<T> {}
+// SAFETY: the memory in the list has no content: any thread may use or free it.
+unsafe impl<V> Send for Store<V> {}
 
-impl<T> Lists<T> {
+impl<V> Store<V> {
     const fn new() -> Self {
-        Lists {
-            nodes: Vec::new(),
-            records: Vec::new(),
+        Store {
+            list: Vec::new(),
+            slab: Slab::new(),
         }
     }
 
-    fn keep_node(&mut self, memory: NonNull<NodeMemory<T>>) {
-        if self.nodes.len() < KEEP && self.nodes.try_reserve(1).is_ok() {
-            self.nodes.push(memory);
+    /// # Safety
+    ///
+    /// `memory` came from this store, and nothing uses it any more.
+    unsafe fn give(&mut self, memory: NonNull<V>) {
+        if self.list.len() < KEEP && self.list.try_reserve(1).is_ok() {
+            self.list.push(memory);
         } else {
-            // SAFETY: it came from `try_memory`, and nothing uses it any more.
-            unsafe { free_memory(memory) };
+            // SAFETY: by the caller's promise.
+            unsafe { self.slab.give(memory) };
         }
     }
 
-    fn keep_record(&mut self, memory: NonNull<RecordMemory<T>>) {
-        if self.records.len() < KEEP && self.records.try_reserve(1).is_ok() {
-            self.records.push(memory);
+    /// Fills `own`, which is empty, unless memory runs out.
+    fn refill(&mut self, own: &mut Vec<NonNull<V>>) {
+        if self.list.is_empty() {
+            self.slab.take(own);
         } else {
-            // SAFETY: it came from `try_memory`, and nothing uses it any more.
-            unsafe { free_memory(memory) };
+            std::mem::swap(&mut self.list, own);
         }
     }
 }
 
-impl<T> Drop for Lists<T> {
+impl<V> Drop for Store<V> {
     fn drop(&mut self) {
-        for node in self.nodes.drain(..) {
-            // SAFETY: it came from `try_memory`, and nothing uses it any more.
-            unsafe { free_memory(node) };
-        }
-        for record in self.records.drain(..) {
-            // SAFETY: as above.
-            unsafe { free_memory(record) };
+        for memory in self.list.drain(..) {
+            // SAFETY: it came from the slab, and nothing uses it any more.
+            unsafe { self.slab.give(memory) };
         }
     }
 }
 
 /// Takes retired words apart: the [`Dispose`] of a tree's queue.
-pub(super) struct Recycler<T> {
-    lists: Mutex<Lists<T>>,
-    /// Something is in the lists: relaxed, a hint that saves the writer a look.
-    filled: AtomicBool,
+pub(super) struct Recycler<T>(Mutex<Stores<T>>);
+
+struct Stores<T> {
+    nodes: Store<NodeMemory<T>>,
+    records: Store<RecordMemory<T>>,
 }
 
 impl<T> Recycler<T> {
     pub(super) fn new() -> Self {
-        Recycler {
-            lists: Mutex::new(Lists::new()),
-            filled: AtomicBool::new(false),
-        }
-    }
-
-    /// Swaps each list of `own` that is empty for what is here.
-    fn refill(&self, own: &mut Lists<T>) {
-        let mut lists = self.lists.lock();
-        if own.nodes.is_empty() {
-            std::mem::swap(&mut lists.nodes, &mut own.nodes);
-        }
-        if own.records.is_empty() {
-            std::mem::swap(&mut lists.records, &mut own.records);
-        }
-        let left = !lists.nodes.is_empty() || !lists.records.is_empty();
-        self.filled.store(left, Ordering::Relaxed);
+        Recycler(Mutex::new(Stores {
+            nodes: Store::new(),
+            records: Store::new(),
+        }))
     }
 }
 
@@ -142,23 +127,24 @@ impl<T: Send + Sync + 'static> Dispose for Recycler<T> {
             let result = catch_unwind(AssertUnwindSafe(|| unsafe { record.drop_in_place() }));
             panic = panic.or(result.err());
         }
-        let mut lists = self.lists.lock();
+        let stores = &mut *self.0.lock();
         for word in words {
             let memory = word.map_addr(|address| address & !(RECORD_BIT | INNER_BIT));
             let Some(memory) = NonNull::new(memory) else {
                 continue;
             };
             if word.addr() & RECORD_BIT == 1 {
-                lists.keep_record(memory.cast());
+                // SAFETY: R2: dropped above; it came from the pool.
+                unsafe { stores.records.give(memory.cast()) };
                 bytes += record_bytes::<T>();
             } else {
                 // SAFETY: R2: a node that nobody can reach.
                 unsafe { retract::<T>(memory, word.addr() & INNER_BIT != 0) };
-                lists.keep_node(memory.cast());
+                // SAFETY: as above; it came from the pool.
+                unsafe { stores.nodes.give(memory.cast()) };
                 bytes += node_bytes::<T>();
             }
         }
-        self.filled.store(true, Ordering::Relaxed);
         (bytes, panic)
     }
 }
@@ -178,6 +164,15 @@ unsafe fn retract<T>(node: NonNull<()>, inner: bool) {
     }
 }
 
+/// Adds to one of the writer's lists, as long as it is short.
+fn give<V>(own: &mut Vec<NonNull<V>>, memory: NonNull<V>, spill: impl FnOnce(NonNull<V>)) {
+    if own.len() < KEEP && own.try_reserve(1).is_ok() {
+        own.push(memory);
+    } else {
+        spill(memory);
+    }
+}
+
 /// Runs a closure when dropped.
 struct Defer<F: FnMut()>(F);
 
@@ -189,23 +184,39 @@ impl<F: FnMut()> Drop for Defer<F> {
 
 /// The writer's own lists.
 pub(super) struct Pool<T> {
-    lists: Lists<T>,
-    recycler: Arc<crate::reclaim::Queue<Recycler<T>>>,
+    nodes: Vec<NonNull<NodeMemory<T>>>,
+    records: Vec<NonNull<RecordMemory<T>>>,
+    recycler: Arc<Queue<Recycler<T>>>,
     #[cfg(any(test, feature = "fault-injection"))]
     pub(super) fail_after: Option<usize>,
 }
 
+impl<T> Drop for Pool<T> {
+    fn drop(&mut self) {
+        let stores = &mut *self.recycler.disposer().0.lock();
+        for node in self.nodes.drain(..) {
+            // SAFETY: it came from there, and nothing uses it any more.
+            unsafe { stores.nodes.give(node) };
+        }
+        for record in self.records.drain(..) {
+            // SAFETY: as above.
+            unsafe { stores.records.give(record) };
+        }
+    }
+}
+
 impl<T: Send + Sync + 'static> Pool<T> {
-    pub(super) fn new(recycler: Arc<crate::reclaim::Queue<Recycler<T>>>) -> Self {
+    pub(super) fn new(recycler: Arc<Queue<Recycler<T>>>) -> Self {
         Pool {
-            lists: Lists::new(),
+            nodes: Vec::new(),
+            records: Vec::new(),
             recycler,
             #[cfg(any(test, feature = "fault-injection"))]
             fail_after: None,
         }
     }
 
-    pub(super) fn queue(&self) -> &Arc<crate::reclaim::Queue<Recycler<T>>> {
+    pub(super) fn queue(&self) -> &Arc<Queue<Recycler<T>>> {
         &self.recycler
     }
 
@@ -228,10 +239,15 @@ impl<T: Send + Sync + 'static> Pool<T> {
     }
 
     #[cold]
-    fn refill(&mut self) {
-        if self.recycler.disposer().filled.load(Ordering::Relaxed) {
-            self.recycler.disposer().refill(&mut self.lists);
-        }
+    fn refill_nodes(&mut self) {
+        let stores = &mut *self.recycler.disposer().0.lock();
+        stores.nodes.refill(&mut self.nodes);
+    }
+
+    #[cold]
+    fn refill_records(&mut self) {
+        let stores = &mut *self.recycler.disposer().0.lock();
+        stores.records.refill(&mut self.records);
     }
 
     #[inline]
@@ -239,20 +255,20 @@ impl<T: Send + Sync + 'static> Pool<T> {
         if self.refused() {
             return None;
         }
-        if self.lists.nodes.is_empty() {
-            self.refill();
+        if self.nodes.is_empty() {
+            self.refill_nodes();
         }
-        let node = self.lists.nodes.pop();
+        let node = self.nodes.pop();
         // The next one will be written soon, and was last touched long ago.
-        if let Some(next) = self.lists.nodes.last() {
+        if let Some(next) = self.nodes.last() {
             prefetch(next.as_ptr().cast(), 0..SLOT_LINES.end);
         }
-        node.or_else(try_zeroed)
+        node
     }
 
     /// Memory for a leaf, with any content; `None` when memory runs out.
     ///
-    /// It may be used as a `Leaf` at once: it was zeroed when it was allocated, and words and raw pointers may
+    /// It may be used as a `Leaf` at once: its bytes were set when its slab was, and words and raw pointers may
     /// have any value.
     #[inline]
     pub(super) fn leaf(&mut self) -> Option<NonNull<Leaf<T>>> {
@@ -286,16 +302,15 @@ impl<T: Send + Sync + 'static> Pool<T> {
         if self.refused() {
             return Err(value);
         }
-        if self.lists.records.is_empty() {
-            self.refill();
+        if self.records.is_empty() {
+            self.refill_records();
         }
-        let record = self.lists.records.pop();
-        if let Some(next) = self.lists.records.last() {
-            prefetch(next.as_ptr().cast(), 0..1);
-        }
-        let Some(memory) = record.or_else(try_memory::<RecordMemory<T>>) else {
+        let Some(memory) = self.records.pop() else {
             return Err(value);
         };
+        if let Some(next) = self.records.last() {
+            prefetch(next.as_ptr().cast(), 0..1);
+        }
         // SAFETY: memory for a record, ours alone.
         unsafe { memory.write(RecordMemory { value, start_gap }) };
         // The value is its first field.
@@ -304,7 +319,10 @@ impl<T: Send + Sync + 'static> Pool<T> {
 
     /// Takes back a node that was never published.
     pub(super) fn give_node(&mut self, node: NonNull<()>) {
-        self.lists.keep_node(node.cast());
+        give(&mut self.nodes, node.cast(), |node| {
+            // SAFETY: it came from there, and nothing uses it any more.
+            unsafe { self.recycler.disposer().0.lock().nodes.give(node) };
+        });
     }
 
     /// Drops a record that was never published.
@@ -317,8 +335,12 @@ impl<T: Send + Sync + 'static> Pool<T> {
             return;
         };
         // The memory is kept even when the destructor panics.
-        let lists = &mut self.lists;
-        let _keep = Defer(|| lists.keep_record(memory.cast()));
+        let _keep = Defer(|| {
+            give(&mut self.records, memory.cast(), |record| {
+                // SAFETY: it came from there, and nothing uses it any more.
+                unsafe { self.recycler.disposer().0.lock().records.give(record) };
+            });
+        });
         // SAFETY: by the caller's promise.
         unsafe { record.drop_in_place() };
     }

@@ -24,6 +24,7 @@ use super::{EditError, Record};
 struct Target<'t, T> {
     node: NodePtr,
     leaf: &'t Leaf<T>,
+    parent: NodePtr,
     /// What the leaf answers for: from the end of the last entry before it to the end of its own last.
     lo: u64,
     hi: u64,
@@ -123,9 +124,9 @@ impl<T: Record> Rebuild<'_, T> {
     /// Puts the leaves that take the old one's place, which are on the item stack, into a new parent.
     #[inline(never)]
     fn with_parent(&mut self, target: &Target<'_, T>) -> Result<(), EditError> {
+        push(&mut self.scratch.dead, node_word(target.parent, 1))?;
         let level = target.height - 1;
         let (parent, i) = self.scratch.path[level];
-        push(&mut self.scratch.dead, node_word(parent.cast().as_ptr(), 1))?;
         // SAFETY: T7: the writer is ours; T2: on the way down.
         let parent = unsafe { parent.as_ref() };
         // SAFETY: T7: the writer is ours, and nothing is stored before the commit.
@@ -176,6 +177,7 @@ impl<T: Record> Rebuild<'_, T> {
         let mut birth = self.floor;
         let mut exclusive = true;
         let mut node = root.node();
+        let mut parent = node;
         for step in &mut self.scratch.path[..root.height()] {
             prefetch(node, CHILD_LINES);
             // SAFETY: T7: the writer is ours; T2.
@@ -197,6 +199,7 @@ impl<T: Record> Rebuild<'_, T> {
             // SAFETY: T7: the writer is ours.
             gap = unsafe { inner.gaps() }[i];
             *step = (NonNull::from(inner), i);
+            parent = node;
             node = inner.child(i);
         }
         prefetch(node, SLOT_LINES);
@@ -206,6 +209,7 @@ impl<T: Record> Rebuild<'_, T> {
         Some(Target {
             node,
             leaf,
+            parent,
             lo,
             hi,
             height,
