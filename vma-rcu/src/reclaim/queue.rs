@@ -200,9 +200,7 @@ impl<D: Dispose> Queue<D> {
         }
         let count = (consumer.graced - consumer.taken).min(SEGMENT as u64) as usize;
         // The words were stored before `produced` was, and `sealed` is a value of `produced`.
-        for word in &mut words[..count] {
-            *word = consumer.pop();
-        }
+        consumer.pop(&mut words[..count]);
         let more = consumer.sealed > consumer.graced || self.due(consumer.sealed);
         (count, more)
     }
@@ -217,20 +215,32 @@ impl<D: Dispose> Queue<D> {
 }
 
 impl Consumer {
-    /// The next word; there must be one.
-    fn pop(&mut self) -> *mut () {
-        let index = (self.taken % SEGMENT as u64) as usize;
-        if index == 0 && self.taken > 0 {
-            // SAFETY: R3. `head` is a live segment until this function frees it.
-            let next = unsafe { self.head.as_ref() }.next.load(Ordering::Relaxed);
-            // SAFETY: R3. The producer left this segment before it published the count that brought us
-            // here, and consumers take turns.
-            drop(unsafe { Box::from_raw(self.head.as_ptr()) });
-            self.head = NonNull::new(next).expect("a published word has a segment");
+    /// The next words; there must be as many.
+    fn pop(&mut self, mut words: &mut [*mut ()]) {
+        while !words.is_empty() {
+            let index = (self.taken % SEGMENT as u64) as usize;
+            if index == 0 && self.taken > 0 {
+                self.next_segment();
+            }
+            let run = words.len().min(SEGMENT - index);
+            let (now, later) = words.split_at_mut(run);
+            // SAFETY: R3. `head` is a live segment until `next_segment` frees it.
+            let slots = &unsafe { self.head.as_ref() }.slots[index..index + run];
+            for (word, slot) in now.iter_mut().zip(slots) {
+                *word = slot.load(Ordering::Relaxed);
+            }
+            self.taken += run as u64;
+            words = later;
         }
-        self.taken += 1;
-        // SAFETY: R3. `head` is live, as above.
-        unsafe { self.head.as_ref() }.slots[index].load(Ordering::Relaxed)
+    }
+
+    fn next_segment(&mut self) {
+        // SAFETY: R3. As in `pop`.
+        let next = unsafe { self.head.as_ref() }.next.load(Ordering::Relaxed);
+        // SAFETY: R3. The producer left this segment before it published the count that brought us
+        // here, and consumers take turns.
+        drop(unsafe { Box::from_raw(self.head.as_ptr()) });
+        self.head = NonNull::new(next).expect("a published word has a segment");
     }
 }
 

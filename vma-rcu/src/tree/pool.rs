@@ -4,10 +4,12 @@
 //! its grace period, from whichever thread freed it, to the shared [`Recycler`]; the writer takes a
 //! whole list of it when its own is empty. Below the lists are slabs.
 
+use std::mem::needs_drop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
 use super::node::{Inner, Leaf, NodeMemory, NodePtr, RecordMemory, SLOT_LINES};
+use super::scratch::reserve;
 use super::search::prefetch;
 use super::slab::Slab;
 use crate::reclaim::{Dispose, Panic, Queue};
@@ -41,8 +43,9 @@ impl<V> Store<V> {
     /// # Safety
     ///
     /// `memory` came from this store, and nothing uses it any more.
+    #[inline]
     unsafe fn give(&mut self, memory: NonNull<V>) {
-        if self.list.len() < KEEP && self.list.try_reserve(1).is_ok() {
+        if self.list.len() < KEEP && reserve(&mut self.list, 1).is_ok() {
             self.list.push(memory);
         } else {
             // SAFETY: by the caller's promise.
@@ -121,7 +124,8 @@ impl<T: Send + Sync + 'static> Dispose for Recycler<T> {
         let mut bytes = 0;
         let mut panic = None;
         // Destructors first and under no lock; one that panics costs nobody else's memory.
-        for word in words.iter().filter(|word| word.addr() & RECORD_BIT == 1) {
+        let records = |word: &&*mut ()| needs_drop::<T>() && word.addr() & RECORD_BIT == 1;
+        for word in words.iter().filter(records) {
             let record = word.map_addr(|address| address & !RECORD_BIT).cast::<T>();
             // SAFETY: R2: a record that was retired once and that nobody can reach.
             let result = catch_unwind(AssertUnwindSafe(|| unsafe { record.drop_in_place() }));
@@ -166,7 +170,7 @@ unsafe fn retract<T>(node: NonNull<()>, inner: bool) {
 
 /// Adds to one of the writer's lists, as long as it is short.
 fn give<V>(own: &mut Vec<NonNull<V>>, memory: NonNull<V>, spill: impl FnOnce(NonNull<V>)) {
-    if own.len() < KEEP && own.try_reserve(1).is_ok() {
+    if own.len() < KEEP && reserve(own, 1).is_ok() {
         own.push(memory);
     } else {
         spill(memory);

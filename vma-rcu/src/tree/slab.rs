@@ -6,8 +6,10 @@
 //! exclusively.
 //!
 //! ```text
-//! block   header (one line) | object | object | ...
+//! block   header (one line) | colour (0 to 5 lines) | object | object | ...
 //! ```
+//!
+//! The colour differs from block to block: else the same line of every node would fall into the same half of the cache's sets.
 //!
 //! A block's address is a multiple of [`BLOCK`], so that an object finds its header; it is a little smaller than
 //! that, so that an allocator which puts a header before what it gives can lay blocks end to end.
@@ -26,6 +28,11 @@ const LAYOUT: Layout = match Layout::from_size_align(BYTES, BLOCK) {
     Ok(layout) => layout,
     Err(_) => panic!("the alignment is a power of two"),
 };
+
+/// A cache line in bytes.
+const LINE: usize = 64;
+/// Where the objects of a block may begin, in lines after the header.
+const COLOURS: usize = 6;
 
 /// At the start of a block.
 #[repr(C, align(64))]
@@ -56,7 +63,7 @@ unsafe impl<V> Send for Slab<V> {}
 impl<V> Slab<V> {
     /// Objects per block; none when they are too large or too strictly aligned: then each is an allocation.
     const COUNT: usize = {
-        let count = (BYTES - size_of::<Header>()) / size_of::<V>();
+        let count = (BYTES - size_of::<Header>() - (COLOURS - 1) * LINE) / size_of::<V>();
         let fits = align_of::<V>() <= align_of::<Header>() && size_of::<V>() >= size_of::<Free>();
         if fits && count >= 8 { count } else { 0 }
     };
@@ -108,9 +115,11 @@ impl<V> Slab<V> {
         if block.is_null() {
             return;
         }
+        let colour = block.addr() / BLOCK % COLOURS;
+        let start = size_of::<Header>() + colour * LINE;
         for i in (0..Self::COUNT).rev() {
             // SAFETY: within the block, by `COUNT`.
-            let object = unsafe { block.add(size_of::<Header>() + i * size_of::<V>()) };
+            let object = unsafe { block.add(start + i * size_of::<V>()) };
             list.extend(NonNull::new(object.cast::<V>()));
         }
     }
@@ -122,6 +131,7 @@ impl<V> Slab<V> {
     /// It came from [`take`](Self::take) of a slab of the same `V`, as the pointer that it is (provenance included),
     /// holds nothing that needs dropping, and isn't used any more. Blocks go with their objects: all of a block's come back
     /// to one slab.
+    #[inline(never)]
     pub(super) unsafe fn give(&mut self, object: NonNull<V>) {
         if Self::COUNT == 0 {
             // SAFETY: it came from `try_zeroed`.
