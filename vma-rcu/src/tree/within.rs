@@ -289,7 +289,10 @@ impl<T: Record> Rebuild<'_, T> {
 fn splice_leaf<T>(out: &mut Leaf<T>, old: &Leaf<T>, from: usize, to: usize, news: &[New<T>]) {
     let rest = from + news.len();
     out.ends = old.ends;
-    out.slots = old.slots;
+    // In halves, which are moved in registers; the whole would be a call.
+    let (low, high) = out.slots.split_at_mut(LEAF_CAP / 2);
+    low.copy_from_slice(&old.slots[..LEAF_CAP / 2]);
+    high.copy_from_slice(&old.slots[LEAF_CAP / 2..]);
     if rest != to {
         // One loop over both: copies of a few words aren't worth two calls.
         let tail = LEAF_CAP - rest.max(to);
