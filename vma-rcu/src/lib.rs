@@ -2,6 +2,8 @@
 //!
 //! * [`reclaim`]: when memory that readers may still be looking at can be freed.
 //! * [`tree`]: [`RangeTree`](tree::RangeTree), disjoint half-open `u64` ranges under read-copy-update.
+//! * [`rwsem`]: a reader-writer semaphore with downgrade and waits that can be given up.
+//! * [`wait`]: how long to wait, and cancelling from outside.
 //!
 //! # Consistency
 //!
@@ -31,5 +33,7 @@ extern crate self as vma_rcu;
 
 mod alloc;
 pub mod reclaim;
+pub mod rwsem;
 mod sync;
 pub mod tree;
+pub mod wait;

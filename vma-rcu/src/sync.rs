@@ -15,6 +15,36 @@ mod imp {
         };
     }
 
+    /// Makes a thread sleep, and wakes it: one wake-up is remembered. A thread may be woken for no reason.
+    #[derive(Clone, Debug)]
+    pub(crate) struct Bell(std::thread::Thread);
+
+    impl Bell {
+        /// The calling thread's.
+        pub(crate) fn new() -> Self {
+            Bell(std::thread::current())
+        }
+
+        /// Sleeps until it rings, at most up to the deadline. Only for the thread that made it.
+        pub(crate) fn sleep(&self, deadline: Option<std::time::Instant>) {
+            debug_assert_eq!(self.0.id(), std::thread::current().id());
+            match deadline {
+                None => std::thread::park(),
+                Some(deadline) => std::thread::park_timeout(
+                    deadline.saturating_duration_since(std::time::Instant::now()),
+                ),
+            }
+        }
+
+        pub(crate) fn ring(&self) {
+            self.0.unpark();
+        }
+
+        pub(crate) fn is(&self, other: &Bell) -> bool {
+            self.0.id() == other.0.id()
+        }
+    }
+
     /// Nothing: see the module.
     #[derive(Debug, Default)]
     pub(crate) struct Track;
@@ -59,6 +89,35 @@ mod imp {
                 Ok(guard) => guard,
                 Err(poisoned) => poisoned.into_inner(),
             }
+        }
+    }
+
+    /// loom's park wakes threads that wait for a mutex; its `Notify` doesn't.
+    #[derive(Clone)]
+    pub(crate) struct Bell(Arc<loom::sync::Notify>);
+
+    impl Bell {
+        pub(crate) fn new() -> Self {
+            Bell(Arc::new(loom::sync::Notify::new()))
+        }
+
+        /// A model has no clock: whoever has a deadline doesn't sleep.
+        pub(crate) fn sleep(&self, _deadline: Option<std::time::Instant>) {
+            self.0.wait();
+        }
+
+        pub(crate) fn ring(&self) {
+            self.0.notify();
+        }
+
+        pub(crate) fn is(&self, other: &Bell) -> bool {
+            Arc::ptr_eq(&self.0, &other.0)
+        }
+    }
+
+    impl std::fmt::Debug for Bell {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.debug_struct("Bell").finish_non_exhaustive()
         }
     }
 
