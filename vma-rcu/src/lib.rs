@@ -3,6 +3,7 @@
 //! * [`reclaim`]: when memory that readers may still be looking at can be freed.
 //! * [`tree`]: [`RangeTree`](tree::RangeTree), disjoint half-open `u64` ranges under read-copy-update.
 //! * [`rwsem`]: a reader-writer semaphore with downgrade and waits that can be given up.
+//! * [`percpu_rwsem`]: a reader-writer semaphore whose readers share nothing.
 //! * [`wait`]: how long to wait, and cancelling from outside.
 //!
 //! # Consistency
@@ -32,6 +33,7 @@
 extern crate self as vma_rcu;
 
 mod alloc;
+pub mod percpu_rwsem;
 pub mod reclaim;
 pub mod rwsem;
 mod sync;

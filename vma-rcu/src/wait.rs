@@ -200,7 +200,7 @@ impl Waiter {
             linked: false,
             previous: ptr::null_mut(),
             next: ptr::null_mut(),
-                }
+        }
     }
 
     /// Makes the thread look again.

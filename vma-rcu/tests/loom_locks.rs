@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use loom::cell::UnsafeCell;
 use loom::thread;
+use vma_rcu::percpu_rwsem::PercpuRwSemaphore;
 use vma_rcu::rwsem::RwSemaphore;
 use vma_rcu::wait::{CancelToken, GaveUp, Wait};
 
@@ -104,5 +105,72 @@ fn a_cancelled_wait_ends_and_leaves_the_lock_as_it_was() {
         assert_eq!(reader.join().unwrap(), 0);
         drop(held);
         assert!(!lock.is_contended() && lock.try_write().is_some());
+    });
+}
+
+#[test]
+fn percpu_writers_and_readers_exclude_each_other() {
+    model(3, || {
+        let lock = Arc::new(PercpuRwSemaphore::new(Watched::default()));
+        let reader = {
+            let lock = Arc::clone(&lock);
+            thread::spawn(move || assert!(lock.read().get() <= 2))
+        };
+        let writer = {
+            let lock = Arc::clone(&lock);
+            thread::spawn(move || lock.write().add(1))
+        };
+        lock.write().add(1);
+        reader.join().unwrap();
+        writer.join().unwrap();
+        assert_eq!(lock.read().get(), 2);
+    });
+}
+
+/// One thread reads on the fast path while another writes: what `blocked` and the barriers alone order.
+#[test]
+fn percpu_readers_are_back_on_the_fast_path() {
+    model(4, || {
+        let lock = Arc::new(PercpuRwSemaphore::new(Watched::default()));
+        let reader = {
+            let lock = Arc::clone(&lock);
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    if let Some(guard) = lock.try_read() {
+                        assert!(guard.get() <= 1);
+                    }
+                }
+            })
+        };
+        lock.write().add(1);
+        assert!(lock.is_fast(), "no writer is left");
+        reader.join().unwrap();
+    });
+}
+
+/// A guard that another thread drops, beside a writer; then a writer that gives up, and one that only tries.
+#[test]
+fn percpu_guards_move_and_writers_give_up() {
+    model(3, || {
+        let token = CancelToken::new();
+        let held: &'static PercpuRwSemaphore<Watched> = Box::leak(Box::default());
+        let guard = held.read();
+        let writer = {
+            let token = token.clone();
+            thread::spawn(move || match held.write_with(Wait::killable(&token)) {
+                Ok(value) => value.add(1),
+                Err(reason) => assert_eq!(reason, GaveUp::Cancelled),
+            })
+        };
+        let dropper = thread::spawn(move || {
+            assert_eq!(guard.get(), 0);
+            drop(guard);
+        });
+        token.cancel();
+        writer.join().unwrap();
+        dropper.join().unwrap();
+        assert!(held.is_fast() && held.try_write().is_some());
+        // SAFETY: made above, and all threads that knew it are gone.
+        drop(unsafe { Box::from_raw(std::ptr::from_ref(held).cast_mut()) });
     });
 }

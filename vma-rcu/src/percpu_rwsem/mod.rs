@@ -1,0 +1,463 @@
+//! A reader-writer semaphore for what is read all the time and written hardly ever.
+//!
+//! As Linux's `percpu_rw_semaphore`: a reader stores to a counter of its own and looks at a flag that hardly ever changes; it
+//! shares no cache line with other readers and executes no fence where the platform has an asymmetric
+//! barrier. A writer pays: it raises the flag, makes all threads execute a barrier, and waits until all counters
+//! are zero. Linux counts per processor and turns preemption off meanwhile; here each *thread* has a counter, so that
+//! plain stores suffice, and processors may come and go.
+//!
+//! # Who enters when
+//!
+//! | situation | rule |
+//! |---|---|
+//! | no writer | readers enter on the fast path |
+//! | a writer is in, or waits for readers to leave | readers and writers queue, first in, first out |
+//! | the writer leaves | readers at the front of the queue enter together; a writer behind them is next, and those behind it wait |
+//! | nobody is left in the queue | readers are back on the fast path |
+//!
+//! So a reader waits for the writers before it, a writer for the readers and writers before it, and nobody for
+//! those that come later.
+//!
+//! # Counters
+//!
+//! A thread's counter is the difference of two words: `entered`, which its thread alone stores to, and `left`, to which any
+//! other thread adds that drops a guard it was given. Threads beyond the number of counters, and readers that were
+//! let in by a leaving writer, use one that is shared (by atomic additions).
+//!
+//! A thread that holds the shared side must not ask for it again: behind a waiting writer it would wait for
+//! itself.
+//!
+//! ```
+//! use vma_rcu::percpu_rwsem::PercpuRwSemaphore;
+//!
+//! let lock = PercpuRwSemaphore::new(1);
+//! assert_eq!(*lock.read(), 1);
+//! *lock.write() = 2;
+//! assert_eq!(*lock.read(), 2);
+//! ```
+
+mod barrier;
+mod seat;
+
+use std::cell::UnsafeCell;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+use self::barrier::Barrier;
+use self::seat::seat;
+use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use crate::sync::{Bell, Mutex, planted};
+use crate::wait::{GaveUp, Mode, Wait, WaitQueue, Waiter};
+
+/// Counters of a semaphore, unless it was made with another number.
+const SEATS: usize = if cfg!(loom) { 4 } else { 64 };
+
+/// One thread's counter; the last one is shared. Two cache lines, because some processors fetch them in pairs.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Counter {
+    /// Stored to by the thread whose it is, added to by all where it's shared. Release when it falls, acquire by the
+    /// writer: what readers did comes before what the writer does. That the writer misses no reader that hasn't seen
+    /// `blocked` is the barrier's doing. Models: `percpu_writers_and_readers_exclude_each_other`,
+    /// `percpu_readers_are_back_on_the_fast_path`.
+    entered: AtomicUsize,
+    /// Added to by threads that drop a guard that was taken by another: as `entered`.
+    left: AtomicUsize,
+}
+
+impl Counter {
+    /// How many readers are in. Once nobody enters any more it only falls, but for those that are about to step back.
+    fn readers(&self) -> usize {
+        // `left` first: it is never ahead of what is seen of `entered` then.
+        let left = self.left.load(Ordering::Acquire);
+        self.entered.load(Ordering::Acquire).wrapping_sub(left)
+    }
+}
+
+/// See the [module](self).
+pub struct PercpuRwSemaphore<T: ?Sized> {
+    /// A writer is in or waits for readers to leave: the fast path is closed. Store-release when it's opened, after
+    /// the writer's last store; load-acquire by readers.
+    blocked: AtomicBool,
+    barrier: Barrier,
+    counters: Box<[Counter]>,
+    state: Mutex<State>,
+    value: UnsafeCell<T>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    queue: WaitQueue,
+    /// Somebody has the exclusive side or waits for readers to leave.
+    writer: bool,
+    /// Rung when a reader leaves.
+    draining: Option<Bell>,
+}
+
+// SAFETY: L2: the value goes with the semaphore.
+unsafe impl<T: ?Sized + Send> Send for PercpuRwSemaphore<T> {}
+// SAFETY: L2: readers share the value, and a writer may move it out from any thread.
+unsafe impl<T: ?Sized + Send + Sync> Sync for PercpuRwSemaphore<T> {}
+
+impl<T: Default> Default for PercpuRwSemaphore<T> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
+}
+
+impl<T> PercpuRwSemaphore<T> {
+    /// A free semaphore with 64 counters (8 KiB).
+    pub fn new(value: T) -> Self {
+        Self::with_counters(value, SEATS)
+    }
+
+    /// A free semaphore on which up to `counters` live threads have a counter of their own; further ones share one, at the
+    /// cost of two atomic additions per read.
+    pub fn with_counters(value: T, counters: usize) -> Self {
+        Self::assemble(value, counters, Barrier::detect())
+    }
+
+    /// As where the platform has no asymmetric barrier: each reader executes a fence.
+    #[doc(hidden)]
+    pub fn with_fences(value: T, counters: usize) -> Self {
+        Self::assemble(value, counters, Barrier::Symmetric)
+    }
+
+    fn assemble(value: T, counters: usize, barrier: Barrier) -> Self {
+        PercpuRwSemaphore {
+            blocked: AtomicBool::new(false),
+            barrier,
+            counters: (0..=counters).map(|_| Counter::default()).collect(),
+            state: Mutex::new(State::default()),
+            value: UnsafeCell::new(value),
+        }
+    }
+
+    /// The value.
+    pub fn into_inner(self) -> T {
+        self.value.into_inner()
+    }
+}
+
+impl<T: ?Sized> PercpuRwSemaphore<T> {
+    /// The shared side, waiting as long as it takes.
+    #[inline]
+    pub fn read(&self) -> ReadGuard<'_, T> {
+        match self.read_with(Wait::forever()) {
+            Ok(guard) => guard,
+            Err(_) => unreachable!("nothing ends this wait early"),
+        }
+    }
+
+    /// The shared side, waiting as `wait` says.
+    ///
+    /// # Errors
+    ///
+    /// [`GaveUp`]: the lock and its queue are as if nobody had asked. Without a writer it is entered whatever `wait` says.
+    #[inline]
+    pub fn read_with(&self, wait: Wait<'_>) -> Result<ReadGuard<'_, T>, GaveUp> {
+        match self.try_read() {
+            Some(guard) => Ok(guard),
+            None => self.read_slow(wait),
+        }
+    }
+
+    /// The shared side, unless there is a writer or one waits.
+    #[inline]
+    pub fn try_read(&self) -> Option<ReadGuard<'_, T>> {
+        let seat = seat();
+        // The last counter is everybody's.
+        match self.counters.get(seat) {
+            Some(counter) if seat + 1 < self.counters.len() => {
+                let entered = counter.entered.load(Ordering::Relaxed);
+                counter.entered.store(entered + 1, Ordering::Relaxed);
+                let guard = ReadGuard {
+                    lock: self,
+                    counter,
+                    seat,
+                };
+                self.barrier.light();
+                // Dropping it steps back.
+                (!self.blocked.load(Ordering::Acquire)).then_some(guard)
+            }
+            _ => self.try_read_shared(),
+        }
+    }
+
+    #[cold]
+    fn try_read_shared(&self) -> Option<ReadGuard<'_, T>> {
+        let guard = self.shared_guard();
+        guard.counter.entered.fetch_add(1, Ordering::Relaxed);
+        self.barrier.light();
+        (!self.blocked.load(Ordering::Acquire)).then_some(guard)
+    }
+
+    /// The counter that is everybody's.
+    fn shared(&self) -> &Counter {
+        &self.counters[self.counters.len() - 1]
+    }
+
+    fn shared_guard(&self) -> ReadGuard<'_, T> {
+        ReadGuard {
+            lock: self,
+            counter: self.shared(),
+            seat: seat::NOBODY,
+        }
+    }
+
+    #[cold]
+    fn read_slow(&self, wait: Wait<'_>) -> Result<ReadGuard<'_, T>, GaveUp> {
+        self.queue(Mode::Shared, wait)?;
+        // Whoever let us in has counted us.
+        Ok(self.shared_guard())
+    }
+
+    /// The caller of the state's lock, or whoever waits, enters.
+    fn let_in(&self, state: &mut State, mode: Mode) {
+        match mode {
+            Mode::Shared => {
+                self.shared().entered.fetch_add(1, Ordering::Relaxed);
+            }
+            Mode::Exclusive => state.writer = true,
+        }
+    }
+
+    /// Waits in the queue until somebody lets this thread in.
+    fn queue(&self, mode: Mode, wait: Wait<'_>) -> Result<(), GaveUp> {
+        let bell = Bell::new();
+        let mut waiter = Waiter::new(mode, bell.clone());
+        let waiter = NonNull::from(&mut waiter);
+        {
+            let mut state = self.state.lock();
+            if !state.writer {
+                self.let_in(&mut state, mode);
+                return Ok(());
+            }
+            // SAFETY: W1. Every way out of this function is behind its removal.
+            unsafe { state.queue.push(waiter) };
+        }
+        let granted = || {
+            // SAFETY: pushed above.
+            unsafe { self.state.lock().queue.is_granted(waiter) }
+        };
+        let Err(reason) = wait.sleep(&bell, granted) else {
+            return Ok(());
+        };
+        let mut state = self.state.lock();
+        // SAFETY: pushed above.
+        if unsafe { state.queue.is_granted(waiter) } {
+            return Ok(());
+        }
+        // Those behind it wait for the writer that is in, as before.
+        // SAFETY: pushed above.
+        unsafe { state.queue.remove(waiter) };
+        Err(reason)
+    }
+
+    /// The exclusive side, waiting as long as it takes.
+    pub fn write(&self) -> WriteGuard<'_, T> {
+        match self.write_with(Wait::forever()) {
+            Ok(guard) => guard,
+            Err(_) => unreachable!("nothing ends this wait early"),
+        }
+    }
+
+    /// The exclusive side, waiting as `wait` says.
+    ///
+    /// # Errors
+    ///
+    /// As for [`read_with`](Self::read_with).
+    pub fn write_with(&self, wait: Wait<'_>) -> Result<WriteGuard<'_, T>, GaveUp> {
+        self.queue(Mode::Exclusive, wait)?;
+        match self.drain(wait) {
+            Ok(()) => Ok(WriteGuard { lock: self }),
+            Err(reason) => {
+                self.hand_over();
+                Err(reason)
+            }
+        }
+    }
+
+    /// The exclusive side, if nobody has either and nobody waits.
+    pub fn try_write(&self) -> Option<WriteGuard<'_, T>> {
+        {
+            let mut state = self.state.lock();
+            if state.writer {
+                return None;
+            }
+            state.writer = true;
+        }
+        self.close();
+        if self.is_drained() {
+            return Some(WriteGuard { lock: self });
+        }
+        self.hand_over();
+        None
+    }
+
+    /// Closes the fast path, if it isn't closed: afterwards every reader that is in can be seen.
+    fn close(&self) {
+        // Closed already when another writer has handed over: nobody has entered but by the queue.
+        if !self.blocked.load(Ordering::Relaxed) {
+            self.blocked.store(true, Ordering::Relaxed);
+            self.barrier.heavy();
+        }
+    }
+
+    fn is_drained(&self) -> bool {
+        self.counters.iter().all(|counter| counter.readers() == 0)
+    }
+
+    /// Waits until no reader is in.
+    fn drain(&self, wait: Wait<'_>) -> Result<(), GaveUp> {
+        let bell = Bell::new();
+        // Before the fast path is closed: a reader that sees it closed finds the bell.
+        self.state.lock().draining = Some(bell.clone());
+        self.close();
+        let result = wait.sleep(&bell, || self.is_drained());
+        self.state.lock().draining = None;
+        result
+    }
+
+    /// The writer leaves, or gives up.
+    fn hand_over(&self) {
+        let mut state = self.state.lock();
+        while let Some(mode) = state.queue.front().map(|front| front.mode) {
+            self.let_in(&mut state, mode);
+            state.queue.grant_front();
+            if mode == Mode::Exclusive {
+                // It waits for the readers before it, with the fast path still closed.
+                return;
+            }
+        }
+        state.writer = false;
+        if planted("no_reopen") {
+            return;
+        }
+        let order = if planted("relaxed_reopen") {
+            Ordering::Relaxed
+        } else {
+            Ordering::Release
+        };
+        self.blocked.store(false, order);
+    }
+
+    /// A reader has left while the fast path was closed.
+    #[cold]
+    fn ring(&self) {
+        if planted("no_ring") {
+            return;
+        }
+        if let Some(bell) = &self.state.lock().draining {
+            bell.ring();
+        }
+    }
+
+    /// Whether readers enter on the fast path: a hint.
+    pub fn is_fast(&self) -> bool {
+        !self.blocked.load(Ordering::Relaxed)
+    }
+
+    /// Whether readers do without a fence: the kernel has `membarrier`.
+    pub fn is_asymmetric(&self) -> bool {
+        self.barrier == Barrier::Asymmetric
+    }
+
+    /// The value, which nobody else can reach.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.value.get_mut()
+    }
+}
+
+impl<T: ?Sized + fmt::Debug> fmt::Debug for PercpuRwSemaphore<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = f.debug_struct("PercpuRwSemaphore");
+        match self.try_read() {
+            Some(guard) => out.field("value", &&*guard),
+            None => out.field("value", &format_args!("<locked>")),
+        };
+        out.finish_non_exhaustive()
+    }
+}
+
+/// The shared side of a [`PercpuRwSemaphore`]. It may be dropped in another thread than it was taken in.
+///
+/// **L2** While it lives nobody has the exclusive side.
+#[must_use = "the lock is let go of when the guard is dropped"]
+pub struct ReadGuard<'l, T: ?Sized> {
+    lock: &'l PercpuRwSemaphore<T>,
+    counter: &'l Counter,
+    /// The thread whose counter it is; nobody's where it's shared.
+    seat: usize,
+}
+
+impl<T: ?Sized> Deref for ReadGuard<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: L2.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T: ?Sized> Drop for ReadGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.seat == seat() && self.seat != seat::NOBODY {
+            let entered = self.counter.entered.load(Ordering::Relaxed);
+            self.counter.entered.store(entered - 1, Ordering::Release);
+        } else {
+            self.counter.left.fetch_add(1, Ordering::Release);
+        }
+        self.lock.barrier.light();
+        if self.lock.blocked.load(Ordering::Relaxed) {
+            self.lock.ring();
+        }
+    }
+}
+
+impl<T: ?Sized + fmt::Debug> fmt::Debug for ReadGuard<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+/// The exclusive side of a [`PercpuRwSemaphore`].
+///
+/// **L2** While it lives nobody else has either side.
+#[must_use = "the lock is let go of when the guard is dropped"]
+pub struct WriteGuard<'l, T: ?Sized> {
+    lock: &'l PercpuRwSemaphore<T>,
+}
+
+impl<T: ?Sized> Deref for WriteGuard<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: L2.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T: ?Sized> DerefMut for WriteGuard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: L2.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T: ?Sized> Drop for WriteGuard<'_, T> {
+    fn drop(&mut self) {
+        self.lock.hand_over();
+    }
+}
+
+impl<T: ?Sized + fmt::Debug> fmt::Debug for WriteGuard<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}

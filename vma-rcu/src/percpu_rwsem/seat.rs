@@ -1,0 +1,107 @@
+//! Small numbers for threads: each live thread that asks has one that no other live thread has.
+//!
+//! A number goes back when its thread exits and is given to the next one that asks, so that numbers stay as small as the
+//! most threads that ever lived at once. What a thread wrote under its number is seen by the next one: the
+//! registry's lock lies between.
+
+/// A number that is nobody's: for threads whose locals are gone already.
+pub(super) const NOBODY: usize = usize::MAX;
+
+#[cfg(not(loom))]
+mod imp {
+    use std::cell::Cell;
+
+    use parking_lot::Mutex;
+
+    use super::NOBODY;
+
+    struct Registry {
+        free: Vec<usize>,
+        next: usize,
+    }
+
+    static REGISTRY: Mutex<Registry> = Mutex::new(Registry {
+        free: Vec::new(),
+        next: 0,
+    });
+
+    /// Not asked yet.
+    const NONE: usize = usize::MAX - 1;
+
+    thread_local! {
+        /// Without a destructor, so that to read it is one load.
+        static SEAT: Cell<usize> = const { Cell::new(NONE) };
+        static LEASE: Lease = Lease::take();
+    }
+
+    /// Gives the number back at the thread's end.
+    struct Lease(usize);
+
+    impl Lease {
+        fn take() -> Self {
+            let mut registry = REGISTRY.lock();
+            Lease(registry.free.pop().unwrap_or_else(|| {
+                registry.next += 1;
+                registry.next - 1
+            }))
+        }
+    }
+
+    impl Drop for Lease {
+        fn drop(&mut self) {
+            SEAT.set(NOBODY);
+            REGISTRY.lock().free.push(self.0);
+        }
+    }
+
+    #[inline]
+    pub(in crate::percpu_rwsem) fn seat() -> usize {
+        let seat = SEAT.get();
+        if seat == NONE { assign() } else { seat }
+    }
+
+    #[cold]
+    fn assign() -> usize {
+        let seat = LEASE.try_with(|lease| lease.0).unwrap_or(NOBODY);
+        SEAT.set(seat);
+        seat
+    }
+}
+
+#[cfg(loom)]
+mod imp {
+    use loom::sync::atomic::{AtomicUsize, Ordering};
+
+    loom::lazy_static! {
+        static ref NEXT: AtomicUsize = AtomicUsize::new(0);
+    }
+
+    loom::thread_local! {
+        static SEAT: usize = NEXT.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(in crate::percpu_rwsem) fn seat() -> usize {
+        SEAT.with(|seat| *seat)
+    }
+}
+
+pub(super) use imp::seat;
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::seat;
+
+    #[test]
+    fn a_number_is_its_threads_and_goes_to_the_next_one() {
+        let mine = seat();
+        assert_eq!(seat(), mine);
+        let mut most = mine;
+        for _ in 0..200 {
+            let theirs = std::thread::spawn(seat).join().unwrap();
+            assert_ne!(theirs, mine);
+            most = most.max(theirs);
+        }
+        // Other tests of this process run beside.
+        assert!(most < 150, "{most}");
+    }
+}
