@@ -255,3 +255,103 @@ fn a_forgotten_guard_holds_nothing_once_its_reader_is_gone() {
     domain.synchronize(None).unwrap();
     assert_eq!(domain.stats().pending_objects, 0);
 }
+
+struct Held(#[expect(dead_code, reason = "counts")] Arc<()>);
+
+impl Record for Held {}
+
+#[test]
+fn a_forgotten_commit_and_a_domain_dropped_before_the_writer_leak_nothing() {
+    let count = Arc::new(());
+    let domain = Domain::default();
+    let (tree, mut writer) = RangeTree::new(&domain);
+    let entry = |i: u64| (i * 10..i * 10 + 10, Held(Arc::clone(&count)));
+    tree.build(&mut writer, (0..10).map(entry)).unwrap();
+    let mut edit = tree.write(&mut writer);
+    edit.splice(0..50, []).unwrap();
+    std::mem::forget(edit.prepare().unwrap().commit());
+    drop(tree);
+    drop(domain);
+    drop(writer);
+    assert_eq!(Arc::strong_count(&count), 1);
+}
+
+#[test]
+fn a_destructor_that_panics_in_a_dropped_transaction_costs_no_other_value() {
+    for forget_first in [false, true] {
+        let drops = Arc::new(AtomicUsize::new(0));
+        let domain = Domain::default();
+        let (tree, mut writer) = RangeTree::new(&domain);
+        let mut edit = tree.write(&mut writer);
+        let entry = |i: u64| {
+            let drops = Arc::clone(&drops);
+            let poison = i == 2;
+            (i * 10..i * 10 + 10, Counted { drops, poison })
+        };
+        edit.splice(0..50, (0..5).map(entry)).unwrap();
+        let panics = |f: &mut dyn FnMut()| {
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).is_err()
+        };
+        let mut edit = Some(edit);
+        let in_edit = if forget_first {
+            std::mem::forget(edit);
+            false
+        } else {
+            let panicked = panics(&mut || drop(edit.take()));
+            drop(edit);
+            panicked
+        };
+        let mut writer = Some(writer);
+        assert_ne!(panics(&mut || drop(writer.take())), in_edit);
+        assert_eq!(drops.load(Ordering::Relaxed), 5);
+    }
+}
+
+/// What a destructor panics with, and whose own destructor panics.
+struct Payload;
+
+impl Drop for Payload {
+    fn drop(&mut self) {
+        assert!(std::thread::panicking(), "a payload that panics");
+    }
+}
+
+struct Nasty(#[expect(dead_code, reason = "counts")] Arc<()>);
+
+impl Record for Nasty {}
+
+impl Drop for Nasty {
+    fn drop(&mut self) {
+        std::panic::panic_any(Payload);
+    }
+}
+
+#[test]
+fn payloads_that_panic_when_they_are_dropped_stop_nothing() {
+    let count = Arc::new(());
+    let domain = Domain::default();
+    let (tree, mut writer) = RangeTree::new(&domain);
+    let entry = |i: u64| (i * 10..i * 10 + 10, Nasty(Arc::clone(&count)));
+    tree.build(&mut writer, (0..10).map(entry)).unwrap();
+    drop(tree);
+    drop(writer);
+    let result =
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| domain.synchronize(None)));
+    std::mem::forget(result.unwrap_err());
+    domain.synchronize(None).unwrap();
+    assert_eq!(Arc::strong_count(&count), 1);
+}
+
+#[test]
+fn a_batch_that_is_due_is_freed_also_after_one_that_was_not_full() {
+    let domain = Domain::default();
+    let (tree, mut writer) = RangeTree::new(&domain);
+    let drops = Arc::new(AtomicUsize::new(0));
+    churn(&tree, &mut writer, &drops, 105);
+    domain.synchronize(None).unwrap();
+    for _ in 0..300 {
+        churn(&tree, &mut writer, &drops, 1);
+        let waiting = domain.stats().pending_objects;
+        assert!(waiting <= 128 + 2, "{waiting}");
+    }
+}

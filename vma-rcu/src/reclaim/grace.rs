@@ -84,6 +84,12 @@ impl GracePeriods {
         state.over
     }
 
+    /// Whether the period under way still waits for a reader.
+    pub(crate) fn is_waiting(&self) -> bool {
+        let mut state = self.state.lock();
+        state.over < state.begun && !state.blockers.refresh()
+    }
+
     /// How long the period under way has been waiting, after a [`poll`](Self::poll).
     pub(crate) fn age(&self) -> Option<Duration> {
         let state = self.state.lock();

@@ -36,9 +36,9 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 
 use self::grace::GracePeriods;
-pub(crate) use self::queue::{Counters, Dispose, Drain, Panic, Producer, Queue};
+pub(crate) use self::queue::{Counters, Dispose, Drain, Panic, Producer, Queue, keep_first};
 use self::slot::Slot;
-use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicUsize, Ordering, fence};
 use crate::sync::{Arc, Mutex};
 
 /// How much retired memory a [`Domain`] may hold, in bytes.
@@ -185,6 +185,10 @@ impl Domain {
     #[cold]
     fn drain(&self, all: bool) -> usize {
         let inner = &*self.inner;
+        // What is due has to wait for the period under way, at least: the mark stays.
+        if !all && inner.grace.is_waiting() {
+            return 0;
+        }
         // Whatever raises the mark from here on is seen by the next call.
         inner.counters.work.swap(false, Ordering::Acquire);
         // Destructors run below: they may come back here, or drop a writer.
@@ -200,7 +204,7 @@ impl Domain {
             let drained = queue.drain(over);
             objects += drained.objects;
             more |= drained.more;
-            panic = panic.or(drained.panic);
+            keep_first(&mut panic, drained.panic);
         }
         if more {
             inner.counters.work.store(true, Ordering::Release);
@@ -216,7 +220,10 @@ impl Domain {
     /// Lets go of queues whose writer is gone and that are empty.
     fn forget_idle(&self) {
         let idle = |queue: &Arc<dyn Drain>| {
-            Arc::strong_count(queue) == 1 && queue.freed() == queue.produced()
+            let last = Arc::strong_count(queue) == 1;
+            // With the writer's handle gone, all that it pushed is seen.
+            fence(Ordering::Acquire);
+            last && queue.freed() == queue.produced()
         };
         let mut queues = self.inner.queues.lock();
         if !queues.iter().any(idle) {
@@ -364,7 +371,7 @@ impl fmt::Debug for Inner {
     }
 }
 
-/// Spins, yields, then sleeps up to a millisecond.
+/// Yields, then sleeps up to a millisecond.
 #[derive(Default)]
 struct Backoff(u32);
 
@@ -377,7 +384,7 @@ impl Backoff {
             0..8 => std::thread::yield_now(),
             n => std::thread::sleep(Duration::from_micros(1 << n.min(10))),
         }
-        self.0 += 1;
+        self.0 = self.0.saturating_add(1);
     }
 }
 

@@ -35,6 +35,15 @@ pub(crate) trait Dispose: Send + Sync + 'static {
 /// What a destructor panicked with.
 pub(crate) type Panic = Box<dyn Any + Send>;
 
+/// Notes a panic, if none is noted yet. What it carries isn't dropped: its destructor could panic as well.
+pub(crate) fn keep_first(first: &mut Option<Panic>, panic: Option<Panic>) {
+    if first.is_none() {
+        *first = panic;
+    } else {
+        std::mem::forget(panic);
+    }
+}
+
 /// A queue as the domain sees it.
 pub(crate) trait Drain: Send + Sync {
     /// Objects retired so far.
@@ -111,6 +120,9 @@ pub(crate) struct Queue<D> {
     /// No more objects will come: what there is makes a batch. Store-release after the last count, load-acquire
     /// before the count is read.
     closed: AtomicBool,
+    /// Objects that wait for a grace period or have had it. Written under `consumer`; relaxed, a hint for the producer when
+    /// to raise the mark.
+    sealed: AtomicU64,
     /// Statistics, and the target of `synchronize`: release after the free, acquire by who waits.
     freed: AtomicU64,
     /// Statistics: relaxed, one writer (the producer).
@@ -174,6 +186,7 @@ impl<D: Dispose> Queue<D> {
             disposer,
             counters,
             closed: AtomicBool::new(false),
+            sealed: AtomicU64::new(0),
             produced: AtomicU64::new(0),
             freed: AtomicU64::new(0),
             produced_bytes: AtomicUsize::new(0),
@@ -295,6 +308,11 @@ impl Producer {
         self.batch_bytes += bytes;
         if self.produced - self.batch_start >= SEGMENT as u64 {
             self.end_batch(queue);
+        } else if self.produced - queue.sealed.load(Ordering::Relaxed) >= SEGMENT as u64
+            && !queue.counters.work.load(Ordering::Relaxed)
+        {
+            // Batches and sealing are out of step after somebody has sealed one that wasn't full.
+            queue.counters.work.store(true, Ordering::Release);
         }
     }
 
@@ -346,6 +364,7 @@ impl<D: Dispose> Drain for Queue<D> {
         let produced = self.produced();
         if produced > consumer.sealed && (all || self.due(consumer.sealed)) {
             consumer.sealed = produced;
+            self.sealed.store(produced, Ordering::Relaxed);
             // After the count: what it covers has been unlinked before.
             consumer.ticket = grace.ticket();
         }
@@ -366,7 +385,7 @@ impl<D: Dispose> Drain for Queue<D> {
             self.counters.pending.fetch_sub(bytes, Ordering::Relaxed);
             self.freed.fetch_add(count as u64, Ordering::Release);
             sum.objects += count;
-            sum.panic = sum.panic.or(panic);
+            keep_first(&mut sum.panic, panic);
         }
     }
 }

@@ -40,19 +40,19 @@ pub(crate) struct Slot {
 
 impl Slot {
     /// Safe to interrupt at any instruction by another `enter` .. `leave` of the same thread: the depth
-    /// goes up first, so that the inner `leave` doesn't end the outer pin, and the inner store leaves
-    /// the very value that the outer one is about to store.
+    /// goes up first, so that the inner `leave` doesn't end the outer pin. Whether to mark is not asked of the depth,
+    /// which what is interrupted may have raised without having marked yet. The outer pin then stores the very value that
+    /// the inner one has left.
     #[inline]
     pub(crate) fn enter(&self) {
         let depth = self.depth.load(Ordering::Relaxed);
         self.depth.store(depth + 1, Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);
-        if depth == 0 {
-            self.mark();
-        }
+        self.mark();
     }
 
-    /// Makes the sequence odd, before every later load.
+    /// Makes the sequence odd, before every later load. An odd one may be that of an interrupted pin which hasn't
+    /// come to its fence: hence the fence each time.
     #[cfg(any(loom, not(target_arch = "x86_64")))]
     #[inline]
     fn mark(&self) {
@@ -69,17 +69,21 @@ impl Slot {
     }
 
     /// Makes the sequence odd, before every later load. On x86-64 a locked exchange is the fence as well, at
-    /// half the cost of a store and `mfence`.
+    /// half the cost of a store and `mfence` (the language's memory model doesn't promise that; the processor's does,
+    /// and the compiler fence keeps later loads behind). An odd sequence has its fence behind it.
     #[cfg(all(not(loom), target_arch = "x86_64"))]
     #[inline]
     fn mark(&self) {
         let sequence = self.sequence.load(Ordering::Relaxed);
-        self.sequence.swap(sequence | 1, Ordering::SeqCst);
+        if sequence & 1 == 0 {
+            self.sequence.swap(sequence + 1, Ordering::SeqCst);
+        }
         compiler_fence(Ordering::SeqCst);
     }
 
     /// The depth goes down first: an interruption between the two steps then ends its own pin, and the
-    /// second step finds or repeats the even value.
+    /// second step finds an even value, or stores one that is older than what several interruptions have left. A period
+    /// that noted one of those may then wait for one more pin; none ends early.
     #[inline]
     pub(crate) fn leave(&self) {
         let depth = self.depth.load(Ordering::Relaxed) - 1;

@@ -2,12 +2,14 @@
 
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use super::node::{LEAF_CAP, LEAF_MIN, Leaf, PAD, Slot};
 use super::rebuild::Rebuild;
 use super::scratch::Item;
 use super::write::{Writer, check};
 use super::{EditError, RangeTree, Record};
+use crate::reclaim::keep_first;
 
 /// Entries per leaf: one lane is left free, so that the first insertions don't all split.
 const FILL: usize = if LEAF_CAP > 4 { LEAF_CAP - 1 } else { LEAF_CAP };
@@ -52,6 +54,7 @@ impl<T: Record> Drop for Bulk<'_, '_, T> {
         if self.finished {
             return;
         }
+        let mut panic = None;
         while let Some((node, _)) = self.rebuild.scratch.made.pop() {
             let is_leaf = self.rebuild.scratch.made.len() < self.leaves;
             let pool = &mut *self.rebuild.pool;
@@ -59,11 +62,19 @@ impl<T: Record> Drop for Bulk<'_, '_, T> {
                 // SAFETY: T7: made by us; T2.
                 let leaf = unsafe { super::node::leaf::<T>(node.as_ptr()) };
                 for record in leaf.slots[..leaf.len()].iter().map(|slot| slot.record) {
-                    // SAFETY: R1: never published, ours alone, visited once.
-                    unsafe { pool.drop_record(record) };
+                    let result = catch_unwind(AssertUnwindSafe(|| {
+                        // SAFETY: R1: never published, ours alone, visited once.
+                        unsafe { pool.drop_record(record) };
+                    }));
+                    keep_first(&mut panic, result.err());
                 }
             }
             pool.give_node(node);
+        }
+        if let Some(panic) = panic
+            && !std::thread::panicking()
+        {
+            resume_unwind(panic);
         }
     }
 }

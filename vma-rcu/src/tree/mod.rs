@@ -187,6 +187,7 @@ pub struct RangeTree<T: Record> {
     /// `a_lookup_sees_old_or_new_and_never_freed_memory`.
     root: AtomicPtr<()>,
     domain: Domain,
+    recycler: Arc<Recycler<T>>,
     /// Tells this tree's writer from others'.
     id: u64,
     /// Nodes born before belong to a snapshot (T6). Written under `&Writer`, read under `&mut Writer`:
@@ -208,7 +209,8 @@ impl<T: Record> RangeTree<T> {
     /// Ends the process when memory for the list of retired objects (1 KiB) runs out, as `Box::new`
     /// does.
     pub fn new(domain: &Domain) -> (RangeTree<T>, Writer<T>) {
-        let made = Queue::try_new(Recycler::<T>::new(), domain.counters());
+        let recycler = Arc::new(Recycler::<T>::new());
+        let made = Queue::try_new(Arc::clone(&recycler), domain.counters());
         let Some((queue, producer)) = made else {
             std::alloc::handle_alloc_error(std::alloc::Layout::new::<[usize; 128]>())
         };
@@ -217,13 +219,14 @@ impl<T: Record> RangeTree<T> {
         let tree = RangeTree {
             root: AtomicPtr::new(Root::EMPTY.0),
             domain: domain.clone(),
+            recycler,
             id,
             floor: AtomicU64::new(0),
             len: AtomicUsize::new(0),
             last_end: AtomicU64::new(0),
             marker: PhantomData,
         };
-        (tree, Writer::new(id, queue, producer))
+        (tree, Writer::new(id, domain.clone(), queue, producer))
     }
 
     /// The domain that retired nodes and values belong to.
@@ -325,23 +328,20 @@ impl<T: Record> Drop for RangeTree<T> {
         if root.is_empty() {
             return;
         }
-        let mut words = Vec::new();
-        // SAFETY: T7: the tree is ours. The nodes are only read here.
-        unsafe { write::gather::<T>(root, &mut words) };
-        let bytes = words
-            .iter()
-            .map(|word| pool::word_bytes::<T>(*word))
-            .sum::<usize>();
-        let made = Queue::try_new(Recycler::<T>::new(), self.domain.counters());
+        let made = Queue::try_new(Arc::clone(&self.recycler), self.domain.counters());
+        // Without memory for the list what is in the tree is leaked.
         let Some((queue, mut producer)) = made else {
-            // Leaked: the process is about to end for lack of memory anyway.
             return;
         };
-        if producer.reserve(words.len()).is_err() {
-            return;
-        }
-        for word in words {
-            producer.push(word);
+        let mut bytes = 0;
+        // SAFETY: T7: the tree is ours. The nodes are only read here.
+        unsafe {
+            write::gather::<T>(root, &mut |word| {
+                if producer.reserve(1).is_ok() {
+                    producer.push(word);
+                    bytes += pool::word_bytes::<T>(word);
+                }
+            });
         }
         producer.publish(&queue, bytes);
         // Adopted first: else the mark that `close` raises could be spent before the queue is seen.

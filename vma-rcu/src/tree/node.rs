@@ -55,6 +55,8 @@ pub(super) struct Leaf<T> {
     pub(super) guarded: u32,
     /// Number of entries.
     pub(super) len: u32,
+    /// Instead of padding, so that every byte stays set when the memory becomes an inner node.
+    pub(super) rest: u64,
     pub(super) track: Track,
 }
 
@@ -125,6 +127,7 @@ impl<T> Leaf<T> {
             slots: [Slot::UNUSED; LEAF_CAP],
             guarded: 0,
             len: 0,
+            rest: 0,
             track: Track::new(),
         }
     }

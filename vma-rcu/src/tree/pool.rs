@@ -12,7 +12,7 @@ use super::node::{Inner, Leaf, NodeMemory, NodePtr, RecordMemory, SLOT_LINES};
 use super::scratch::reserve;
 use super::search::prefetch;
 use super::slab::Slab;
-use crate::reclaim::{Dispose, Panic, Queue};
+use crate::reclaim::{Dispose, Panic, Queue, keep_first};
 use crate::sync::{Arc, Mutex};
 
 /// Free objects that a list keeps, at most; the rest goes back to its slab.
@@ -72,7 +72,8 @@ impl<V> Drop for Store<V> {
     }
 }
 
-/// Takes retired words apart: the [`Dispose`] of a tree's queue.
+/// Takes retired words apart: the [`Dispose`] of a tree's queues. There is one per tree, so that what is of one block comes
+/// back to one slab.
 pub(super) struct Recycler<T>(Mutex<Stores<T>>);
 
 struct Stores<T> {
@@ -119,7 +120,7 @@ pub(super) const fn record_bytes<T>() -> usize {
     size_of::<RecordMemory<T>>()
 }
 
-impl<T: Send + Sync + 'static> Dispose for Recycler<T> {
+impl<T: Send + Sync + 'static> Dispose for Arc<Recycler<T>> {
     unsafe fn dispose(&self, words: &[*mut ()]) -> (usize, Option<Panic>) {
         let mut bytes = 0;
         let mut panic = None;
@@ -129,7 +130,7 @@ impl<T: Send + Sync + 'static> Dispose for Recycler<T> {
             let record = word.map_addr(|address| address & !RECORD_BIT).cast::<T>();
             // SAFETY: R2: a record that was retired once and that nobody can reach.
             let result = catch_unwind(AssertUnwindSafe(|| unsafe { record.drop_in_place() }));
-            panic = panic.or(result.err());
+            keep_first(&mut panic, result.err());
         }
         let stores = &mut *self.0.lock();
         for word in words {
@@ -190,7 +191,7 @@ impl<F: FnMut()> Drop for Defer<F> {
 pub(super) struct Pool<T> {
     nodes: Vec<NonNull<NodeMemory<T>>>,
     records: Vec<NonNull<RecordMemory<T>>>,
-    recycler: Arc<Queue<Recycler<T>>>,
+    recycler: Arc<Queue<Arc<Recycler<T>>>>,
     #[cfg(any(test, feature = "fault-injection"))]
     pub(super) fail_after: Option<usize>,
 }
@@ -210,7 +211,7 @@ impl<T> Drop for Pool<T> {
 }
 
 impl<T: Send + Sync + 'static> Pool<T> {
-    pub(super) fn new(recycler: Arc<Queue<Recycler<T>>>) -> Self {
+    pub(super) fn new(recycler: Arc<Queue<Arc<Recycler<T>>>>) -> Self {
         Pool {
             nodes: Vec::new(),
             records: Vec::new(),
@@ -220,7 +221,7 @@ impl<T: Send + Sync + 'static> Pool<T> {
         }
     }
 
-    pub(super) fn queue(&self) -> &Arc<Queue<Recycler<T>>> {
+    pub(super) fn queue(&self) -> &Arc<Queue<Arc<Recycler<T>>>> {
         &self.recycler
     }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
 
 use super::gap;
@@ -10,7 +11,7 @@ use super::pool::{Pool, Recycler, node_bytes, record_bytes, record_word};
 use super::rebuild::Rebuild;
 use super::scratch::{Scratch, push};
 use super::{EditError, Entry, MAX_END, RangeTree, Record, View, read};
-use crate::reclaim::{Producer, Queue};
+use crate::reclaim::{Domain, Panic, Producer, Queue, keep_first};
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
 
@@ -20,6 +21,9 @@ use crate::sync::atomic::Ordering;
 /// `&mut Writer` that it may be changed.
 pub struct Writer<T: Record> {
     pub(super) tree: u64,
+    /// Kept alive: it frees what this writer retires.
+    #[expect(dead_code, reason = "held for its destructor")]
+    domain: Domain,
     pub(super) pool: Pool<T>,
     producer: Producer,
     pub(super) sequence: u64,
@@ -75,9 +79,15 @@ impl<T> New<T> {
 }
 
 impl<T: Record> Writer<T> {
-    pub(super) fn new(tree: u64, queue: Arc<Queue<Recycler<T>>>, producer: Producer) -> Self {
+    pub(super) fn new(
+        tree: u64,
+        domain: Domain,
+        queue: Arc<Queue<Arc<Recycler<T>>>>,
+        producer: Producer,
+    ) -> Self {
         Writer {
             tree,
+            domain,
             pool: Pool::new(queue),
             producer,
             sequence: 0,
@@ -113,13 +123,26 @@ impl<T: Record> Writer<T> {
         Ok(())
     }
 
-    /// Drops the new entries from index `keep` on.
+    /// Drops the new entries from index `keep` on, all of them even if a destructor panics.
     fn disown(&mut self, keep: usize) {
-        while self.news.len() > keep {
-            let Some(new) = self.news.pop() else { return };
-            // SAFETY: R1: never published, ours alone, and out of the list.
-            unsafe { self.pool.drop_record(new.record.as_ptr()) };
+        if let Some(panic) = self.try_disown(keep) {
+            resume_unwind(panic);
         }
+    }
+
+    fn try_disown(&mut self, keep: usize) -> Option<Panic> {
+        let mut first = None;
+        while self.news.len() > keep
+            && let Some(new) = self.news.pop()
+        {
+            let pool = &mut self.pool;
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                // SAFETY: R1: never published, ours alone, and out of the list.
+                unsafe { pool.drop_record(new.record.as_ptr()) };
+            }));
+            keep_first(&mut first, result.err());
+        }
+        first
     }
 
     /// Drops new entries that belong to no edit: the iterator of an earlier `splice` panicked.
@@ -284,6 +307,7 @@ impl<'a, T: Record> Transaction<'a, T> {
         entries: impl IntoIterator<Item = (Range<u64>, T)>,
     ) -> Result<Prepared<'a, T>, EditError> {
         let session = self.session;
+        session.writer.forget_strays();
         let (mut rebuild, _) = rebuild(session.tree, session.writer);
         let (added, last_end) = rebuild.bulk(entries)?;
         let totals = Totals {
@@ -481,15 +505,22 @@ impl<T: Record> Drop for Writer<T> {
     fn drop(&mut self) {
         // A transaction that was forgotten: its nodes are in the scratch, its records in `news`. One that
         // was forgotten after its commit still owes its dead to the list.
-        if self.stage == Stage::Open {
-            for (node, _) in self.scratch.made.drain(..) {
-                self.pool.give_node(node);
+        match self.stage {
+            Stage::Idle => {}
+            Stage::Open => {
+                for (node, _) in self.scratch.made.drain(..) {
+                    self.pool.give_node(node);
+                }
             }
-            self.disown(0);
-        } else if self.stage == Stage::Committed {
-            self.retire();
+            Stage::Committed => self.retire(),
         }
+        let panic = self.try_disown(0);
         self.producer.close(self.pool.queue());
+        if let Some(panic) = panic
+            && !std::thread::panicking()
+        {
+            resume_unwind(panic);
+        }
     }
 }
 
@@ -504,28 +535,29 @@ pub(super) fn check(range: &Range<u64>) -> Result<(), EditError> {
     }
 }
 
-/// Frees a whole tree that nobody can reach: nodes and records, as words for the disposer.
+/// The nodes and records of a whole tree that nobody can reach, as words for the disposer.
 ///
 /// # Safety
 ///
 /// R2: no reader can reach `root` or anything below it.
-pub(super) unsafe fn gather<T: Record>(root: Root, words: &mut Vec<*mut ()>) {
-    fn below<T: Record>(node: *mut (), height: usize, words: &mut Vec<*mut ()>) {
+pub(super) unsafe fn gather<T: Record>(root: Root, give: &mut impl FnMut(*mut ())) {
+    fn below<T: Record>(node: *mut (), height: usize, give: &mut impl FnMut(*mut ())) {
         if height == 0 {
             // SAFETY: T7, T2: in the tree that the caller owns.
             let leaf: &Leaf<T> = unsafe { super::node::leaf(node) };
-            let slots = &leaf.slots[..leaf.len()];
-            words.extend(slots.iter().map(|slot| record_word(slot.record)));
+            for slot in &leaf.slots[..leaf.len()] {
+                give(record_word(slot.record));
+            }
         } else {
             // SAFETY: as above.
             let inner = unsafe { super::node::inner(node) };
             for i in 0..inner.len() {
-                below::<T>(inner.child(i), height - 1, words);
+                below::<T>(inner.child(i), height - 1, give);
             }
         }
-        words.push(super::pool::node_word(node, height));
+        give(super::pool::node_word(node, height));
     }
     if !root.is_empty() {
-        below::<T>(root.node(), root.height(), words);
+        below::<T>(root.node(), root.height(), give);
     }
 }
