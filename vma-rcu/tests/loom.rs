@@ -208,3 +208,32 @@ fn a_later_pin_does_not_hide_the_end_of_an_earlier_one() {
         reader.join().unwrap();
     });
 }
+
+/// A reader that has locked an entry keeps it, without a guard; the writer waits for it and no longer.
+#[test]
+fn a_locked_entry_stays_until_it_is_let_go() {
+    model(3, || {
+        let domain = Domain::default();
+        let (tree, mut writer) = RangeTree::new(&domain);
+        put(&tree, &mut writer, 10, 1);
+        let tree = Arc::new(tree);
+        let reader = {
+            let tree = Arc::clone(&tree);
+            thread::spawn(move || {
+                let reader = tree.domain().register();
+                let locked = tree.lock(12, &reader.pin());
+                if let Ok(Some(locked)) = locked {
+                    assert_eq!((locked.start(), locked.end()), (10, 20));
+                    assert_eq!(locked.value().read(), locked.value().id);
+                }
+            })
+        };
+        let mut edit = tree.write(&mut writer);
+        edit.splice(10..20, []).unwrap();
+        edit.prepare().unwrap().commit();
+        for _ in 0..2 {
+            let _ = domain.synchronize(Some(std::time::Instant::now()));
+        }
+        reader.join().unwrap();
+    });
+}

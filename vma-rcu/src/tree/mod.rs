@@ -32,6 +32,9 @@
 //! and a later one may be seen without an earlier one elsewhere. A [`Snapshot`] is the tree of one
 //! instant.
 //!
+//! A reader who needs an entry to stay for longer than an instant [locks](RangeTree::lock) it: that touches the
+//! entry's own lock word alone and never waits; a writer waits for the readers of the entries that it takes out.
+//!
 //! # Cost
 //!
 //! A reader's steps are bounded by the height (16 lanes per level, 4 levels for 20,000 entries). A
@@ -41,6 +44,7 @@
 mod build;
 mod check;
 mod gap;
+mod lock;
 mod node;
 mod pool;
 mod read;
@@ -62,13 +66,14 @@ use std::ops::Range;
 
 pub use self::check::Broken;
 pub use self::gap::GapRequest;
+pub use self::lock::{Busy, Locked};
 use self::node::Root;
 use self::pool::Recycler;
 pub use self::read::Iter;
 pub use self::write::{Committed, Prepared, Transaction, Writer};
 use crate::reclaim::{Domain, Guard, Queue};
 use crate::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-use crate::sync::{Arc, planted};
+use crate::sync::{Arc, Bell, Mutex, planted};
 
 /// Largest end of an entry. (The two numbers above mean "unused" and "beyond everything".)
 pub const MAX_END: u64 = u64::MAX - 1;
@@ -197,6 +202,8 @@ pub struct RangeTree<T: Record> {
     len: AtomicUsize,
     /// End of the last entry, 0 without one. As `floor`.
     last_end: AtomicU64,
+    /// Rung by the last reader of an entry that the writer waits for.
+    excluding: Mutex<Option<Bell>>,
     marker: PhantomData<T>,
 }
 
@@ -224,6 +231,7 @@ impl<T: Record> RangeTree<T> {
             floor: AtomicU64::new(0),
             len: AtomicUsize::new(0),
             last_end: AtomicU64::new(0),
+            excluding: Mutex::new(None),
             marker: PhantomData,
         };
         (tree, Writer::new(id, domain.clone(), queue, producer))
@@ -417,6 +425,16 @@ impl<'a, T: Record> View<'a, T> {
     pub fn neighbours(self, addr: u64) -> (Option<Entry<'a, T>>, Option<Entry<'a, T>>) {
         // SAFETY: T7: the writer is borrowed for 'a.
         unsafe { read::neighbours(self.root(), addr) }
+    }
+
+    /// Locks the entry that contains `addr`; with no writer at work none is busy.
+    ///
+    /// # Errors
+    ///
+    /// [`Busy`]: the entry has two thousand million readers.
+    pub fn lock(self, addr: u64) -> Result<Option<Locked<'a, T>>, Busy> {
+        // SAFETY: T7: the writer is borrowed for 'a.
+        unsafe { self.tree.lock_below(self.root(), addr) }
     }
 
     /// The entries in ascending order, from the first that ends above `from`.

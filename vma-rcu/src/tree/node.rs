@@ -20,6 +20,7 @@ use std::cell::UnsafeCell;
 use std::ops::Range;
 use std::ptr::{self, NonNull};
 
+use super::lock::LockWord;
 use super::search::first_above;
 use super::{MAX_END, Record};
 use crate::sync::Track;
@@ -117,6 +118,7 @@ pub(super) struct RecordMemory<T> {
     pub(super) value: T,
     /// [`Record::start_gap`], asked once: it's a user's code, and mustn't run inside a commit.
     pub(super) start_gap: u64,
+    pub(super) lock: LockWord,
 }
 
 impl<T> Leaf<T> {

@@ -8,6 +8,7 @@ use std::mem::needs_drop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
+use super::lock::LockWord;
 use super::node::{Inner, Leaf, NodeMemory, NodePtr, RecordMemory, SLOT_LINES};
 use super::scratch::reserve;
 use super::search::prefetch;
@@ -317,7 +318,13 @@ impl<T: Send + Sync + 'static> Pool<T> {
             prefetch(next.as_ptr().cast(), 0..1);
         }
         // SAFETY: memory for a record, ours alone.
-        unsafe { memory.write(RecordMemory { value, start_gap }) };
+        unsafe {
+            memory.write(RecordMemory {
+                value,
+                start_gap,
+                lock: LockWord::new(),
+            });
+        }
         // The value is its first field.
         Ok(memory.cast())
     }

@@ -5,6 +5,9 @@
 //! reached alive (T7); what a node that was taken out leads to no longer changes (T6), so that a descent
 //! which meets such a node sees the tree as it was when the node was taken out.
 
+use std::ops::Range;
+use std::ptr::NonNull;
+
 use smallvec::SmallVec;
 
 use super::node::{
@@ -48,6 +51,11 @@ dispatch! {
 dispatch! {
     /// The first entry that ends above `key`.
     find_next => find_next_with -> Option<Entry<'a, T>>
+}
+
+dispatch! {
+    /// The entry that contains `key`: its range and its record, as the pointer that it is.
+    find_record => find_record_with -> Option<(Range<u64>, NonNull<T>)>
 }
 
 dispatch! {
@@ -98,6 +106,36 @@ unsafe fn find_with<'a, S: Search, T: Record>(root: Root, key: u64) -> Option<En
 /// T7: what is reachable from `root` can't be freed during `'a`. `S` suits the processor.
 #[inline(always)]
 unsafe fn find_next_with<'a, S: Search, T: Record>(root: Root, key: u64) -> Option<Entry<'a, T>> {
+    // SAFETY: T7, by the caller's promise.
+    let (leaf, i) = unsafe { place::<S, T>(root, key) }?;
+    // SAFETY: T7; the index is that of an entry.
+    Some(unsafe { entry(leaf, i) })
+}
+
+/// The body of [`find_record`].
+///
+/// # Safety
+///
+/// T7: what is reachable from `root` can't be freed during `'a`. `S` suits the processor.
+#[inline(always)]
+unsafe fn find_record_with<'a, S: Search, T: Record>(
+    root: Root,
+    key: u64,
+) -> Option<(Range<u64>, NonNull<T>)> {
+    // SAFETY: T7, by the caller's promise.
+    let (leaf, i): (&'a Leaf<T>, usize) = unsafe { place::<S, T>(root, key) }?;
+    let slot = &leaf.slots[i];
+    let record = NonNull::new(slot.record)?;
+    (slot.start <= key).then_some((slot.start..leaf.ends[i], record))
+}
+
+/// Where the first entry that ends above `key` is.
+///
+/// # Safety
+///
+/// T7: what is reachable from `root` can't be freed during `'a`. `S` suits the processor.
+#[inline(always)]
+unsafe fn place<'a, S: Search, T: Record>(root: Root, key: u64) -> Option<(&'a Leaf<T>, usize)> {
     if root.is_empty() || key > MAX_END {
         return None;
     }
@@ -105,11 +143,7 @@ unsafe fn find_next_with<'a, S: Search, T: Record>(root: Root, key: u64) -> Opti
     let leaf = unsafe { descend::<S, T>(root, key) };
     let i = S::first_above(&leaf.ends, key);
     // T3: only in the last leaf is no end above the key.
-    if i >= LEAF_CAP || leaf.ends[i] == PAD {
-        return None;
-    }
-    // SAFETY: T7; the index is that of an entry.
-    Some(unsafe { entry(leaf, i) })
+    (i < LEAF_CAP && leaf.ends[i] != PAD).then_some((leaf, i))
 }
 
 /// Entry `i` of a leaf.

@@ -14,6 +14,7 @@ use super::{EditError, Entry, MAX_END, RangeTree, Record, View, read};
 use crate::reclaim::{Domain, Panic, Producer, Queue, keep_first};
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
+use crate::wait::{GaveUp, Wait};
 
 /// The right to change one tree, and what changing takes: pools, the list of retired objects, scratch.
 ///
@@ -396,15 +397,33 @@ struct Totals {
 }
 
 impl<'a, T: Record> Prepared<'a, T> {
-    /// Makes all edits visible, by one store.
+    /// Makes all edits visible, by one store. Waits for the readers of locked entries ([`Locked`](super::Locked)) that
+    /// it takes out.
     pub fn commit(self) -> Committed<'a, T> {
+        match self.commit_with(Wait::forever()) {
+            Ok(committed) => committed,
+            Err(_) => unreachable!("nothing ends this wait early"),
+        }
+    }
+
+    /// [`commit`](Self::commit), waiting for the readers as `wait` says.
+    ///
+    /// # Errors
+    ///
+    /// [`GaveUp`]: nothing has changed.
+    #[inline]
+    pub fn commit_with(self, wait: Wait<'_>) -> Result<Committed<'a, T>, GaveUp> {
         let Prepared {
             mut session,
             totals,
         } = self;
+        let removed = session.writer.scratch.removed.iter();
+        let records = removed.map(|removed| removed.record);
+        // SAFETY: T7: in the tree until it is published below; the writer is ours.
+        unsafe { session.tree.exclude(records, wait) }?;
         session.publish();
         session.account(&totals);
-        Committed { session }
+        Ok(Committed { session })
     }
 }
 
