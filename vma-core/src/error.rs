@@ -165,13 +165,13 @@ impl SplitError {
     }
 }
 
-/// Memory for the space's own records couldn't be had; nothing was changed.
+/// Why a planned change couldn't be published; nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum NoMemory {
-    /// The allocator, or the backend, has none.
+pub enum PublishError {
+    /// The allocator, or the backend, has no memory.
     #[error("out of memory for the space's own records")]
-    Records,
+    NoMemory,
     /// Retired records reached the hard limit of the reclamation domain and stayed there: some reader keeps a guard for too long.
     #[error(
         "{pending_bytes} bytes of retired records are held by a reader's guard, the hard limit is {hard_bytes}"
@@ -182,11 +182,25 @@ pub enum NoMemory {
         /// The hard limit.
         hard_bytes: usize,
     },
+    /// Somebody holds a lock on a mapping that was to be replaced, and the call's [`Wait`](vma_rcu::wait::Wait) ended.
+    #[error("the wait for the readers of a mapping that was to be replaced ended: {0}")]
+    GaveUp(vma_rcu::wait::GaveUp),
 }
 
-impl NoMemory {
-    /// `ENOMEM`.
+impl PublishError {
+    /// `ENOMEM`, or `EINTR` for a wait that ended.
     pub const fn errno(self) -> Errno {
-        Errno::ENOMEM
+        match self {
+            PublishError::NoMemory | PublishError::Retired { .. } => Errno::ENOMEM,
+            PublishError::GaveUp(_) => Errno::EINTR,
+        }
+    }
+
+    /// As `errno`, for calls that report a lack of memory as `EAGAIN`.
+    pub(crate) const fn errno_or_again(self) -> Errno {
+        match self.errno() {
+            Errno::ENOMEM => Errno::EAGAIN,
+            other => other,
+        }
     }
 }

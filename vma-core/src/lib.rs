@@ -56,12 +56,14 @@ mod space;
 mod vma;
 
 pub use vma_rcu::reclaim::{Domain, Guard, Reader, ReclaimLimits};
+pub use vma_rcu::tree::Busy;
+pub use vma_rcu::wait::{CancelToken, GaveUp, Wait};
 
 pub use crate::accounting::Totals;
 pub use crate::addr::VmRange;
 pub use crate::anon::AnonId;
 pub use crate::backend::{Backend, Piece};
-pub use crate::error::{Errno, LimitError, NoMemory, SplitError};
+pub use crate::error::{Errno, LimitError, PublishError, SplitError};
 pub use crate::file::{
     AccessMode, FileKind, FileObject, FileObjectBuilder, FileSizeError, MappingHooks, OpenFile,
     SealFileError, Seals, WritableHold,
@@ -76,7 +78,7 @@ pub use crate::space::{
     Access, AddressSpace, AdviseError, BrkError, CheckError, CoreError, DupError, FaultError,
     GrowError, LockError, MapError, MapRequest, MapsEntry, MapsName, MdweError, NameError,
     ProtectError, ReadGuard, RemapError, RemapFileError, RemapRequest, SealError, SpecialError,
-    SpecialMapping, Stats, SyncError, UnmapError, VmaRef, WriteGuard,
+    SpecialMapping, Stats, SyncError, UnmapError, VmaLock, VmaRef, WriteGuard,
 };
 pub use crate::vma::Vma;
 

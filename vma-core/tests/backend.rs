@@ -4,7 +4,7 @@
 
 use std::sync::Mutex;
 
-use vma_core::{AddressSpace, Backend, Domain, MapRequest, NoMemory, Piece, Prot, SpaceConfig};
+use vma_core::{AddressSpace, Backend, Domain, MapRequest, Piece, Prot, PublishError, SpaceConfig};
 
 #[derive(Default)]
 struct Recorder {
@@ -12,7 +12,7 @@ struct Recorder {
 }
 
 impl Backend for Recorder {
-    fn prepare(&self, _: u64, _: u64, _: &[Piece]) -> Result<(), NoMemory> {
+    fn prepare(&self, _: u64, _: u64, _: &[Piece]) -> Result<(), PublishError> {
         Ok(())
     }
 

@@ -142,8 +142,12 @@ impl<'t> Wait<'t> {
         self
     }
 
-    /// Whether the wait is over.
-    pub(crate) fn check(&self) -> Result<(), GaveUp> {
+    /// Whether the wait is over, for who waits for something else in steps.
+    ///
+    /// # Errors
+    ///
+    /// [`GaveUp`], when it is.
+    pub fn check(&self) -> Result<(), GaveUp> {
         if self.token.is_some_and(CancelToken::is_cancelled) {
             return Err(GaveUp::Cancelled);
         }

@@ -1,6 +1,6 @@
 //! What a mapping *does*: the seam between bookkeeping and memory.
 
-use crate::error::NoMemory;
+use crate::error::PublishError;
 use crate::flags::VmaFlags;
 
 /// One range whose content of VMAs a call replaces, as the backend sees it.
@@ -25,8 +25,8 @@ pub trait Backend: Send + Sync + 'static {
     /// Does what can fail for a range that is about to hold `pieces` (sorted, disjoint, inside it).
     ///
     /// # Errors
-    /// [`NoMemory`]: the call fails with `ENOMEM` and changes nothing.
-    fn prepare(&self, start: u64, end: u64, pieces: &[Piece]) -> Result<(), NoMemory>;
+    /// [`PublishError`]: the call fails with `ENOMEM` and changes nothing.
+    fn prepare(&self, start: u64, end: u64, pieces: &[Piece]) -> Result<(), PublishError>;
 
     /// Makes it so. Called once per successful `prepare`, or not at all. What a new mapping replaces in
     /// place is the backend's to drop here; a piece doesn't say yet whether it is new.
@@ -39,7 +39,7 @@ pub trait Backend: Send + Sync + 'static {
 impl Backend for () {
     const ACTIVE: bool = false;
 
-    fn prepare(&self, _start: u64, _end: u64, _pieces: &[Piece]) -> Result<(), NoMemory> {
+    fn prepare(&self, _start: u64, _end: u64, _pieces: &[Piece]) -> Result<(), PublishError> {
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use super::fault::Pager;
 use super::{AddressSpace, WriteGuard, rounded_range};
 use crate::addr::VmRange;
 use crate::backend::Backend;
-use crate::error::{Errno, NoMemory, SplitError};
+use crate::error::{Errno, PublishError, SplitError};
 use crate::file::Seals;
 use crate::flags::{Advice, VmaFlags};
 use crate::limits::SpaceConfig;
@@ -54,7 +54,7 @@ pub enum AdviseError {
     Split(#[from] SplitError),
     /// No memory for records; nothing was changed.
     #[error(transparent)]
-    NoMemory(#[from] NoMemory),
+    Publish(#[from] PublishError),
 }
 
 impl AdviseError {
@@ -69,7 +69,8 @@ impl AdviseError {
             AdviseError::FileSealed(_) | AdviseError::Sealed(_) => Errno::EPERM,
             AdviseError::Unmapped(_) => Errno::ENOMEM,
             AdviseError::NoPages(_) => Errno::EFAULT,
-            AdviseError::Split(_) | AdviseError::NoMemory(_) => Errno::EAGAIN,
+            AdviseError::Split(_) => Errno::EAGAIN,
+            AdviseError::Publish(error) => error.errno_or_again(),
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::accounting::{check_commit, check_expand, check_lock, check_map_count}
 use crate::addr::VmRange;
 use crate::anon::AnonId;
 use crate::backend::Backend;
-use crate::error::{Errno, LimitError, NoMemory};
+use crate::error::{Errno, LimitError, PublishError};
 use crate::flags::VmaFlags;
 use crate::limits::UNLIMITED;
 use crate::merge::Kind;
@@ -47,13 +47,16 @@ pub enum BrkError {
     Limit(#[from] LimitError),
     /// No memory for records.
     #[error(transparent)]
-    NoMemory(#[from] NoMemory),
+    Publish(#[from] PublishError),
 }
 
 impl BrkError {
     /// What the kernel has internally; the C library turns a break that didn't move into `ENOMEM`.
     pub const fn errno(self) -> Errno {
-        Errno::ENOMEM
+        match self {
+            BrkError::Publish(error) => error.errno(),
+            _ => Errno::ENOMEM,
+        }
     }
 }
 

@@ -47,7 +47,7 @@ impl<B: Backend> ReadGuard<'_, B> {
             }
             last = Some(range);
         }
-        let cached = self.inner.totals;
+        let cached = self.inner().totals;
         let counted = recount(
             self.iter(0).map(|vma| (vma.range().len(), vma.flags())),
             pages,

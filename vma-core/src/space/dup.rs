@@ -11,7 +11,7 @@ use crate::accounting::{Totals, check_commit};
 use crate::addr::VmRange;
 use crate::anon::{AnonId, AnonIds};
 use crate::backend::Backend;
-use crate::error::{Errno, LimitError, NoMemory};
+use crate::error::{Errno, LimitError, PublishError};
 use crate::file::FileObject;
 use crate::flags::{MdweFlags, VmaFlags};
 use crate::limits::SpaceConfig;
@@ -26,13 +26,16 @@ pub enum DupError {
     Limit(#[from] LimitError),
     /// No memory for records.
     #[error(transparent)]
-    NoMemory(#[from] NoMemory),
+    Publish(#[from] PublishError),
 }
 
 impl DupError {
     /// `ENOMEM`.
     pub const fn errno(self) -> Errno {
-        Errno::ENOMEM
+        match self {
+            DupError::Publish(error) => error.errno(),
+            DupError::Limit(_) => Errno::ENOMEM,
+        }
     }
 }
 
@@ -143,7 +146,7 @@ impl<B: Backend> WriteGuard<'_, B> {
         let built = child.tree.build(&mut inner.writer, entries);
         inherit(inner, parent, copying);
         inner.totals = totals;
-        built.map_err(|_| NoMemory::Records)?;
+        built.map_err(|_| PublishError::NoMemory)?;
         self.after.changed |= !followed.hooks.is_empty();
         self.after.hooks.extend(followed.hooks);
         for file in followed.writable {

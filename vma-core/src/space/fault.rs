@@ -238,9 +238,9 @@ impl<B: Backend> AddressSpace<B> {
         let mut at = addr;
         while at < end {
             {
-                let inner = self.inner.read();
+                let layout = self.read();
                 let mut pager = Pager {
-                    view: self.tree.locked(&inner.writer),
+                    view: self.tree.locked(&layout.inner().writer),
                     ids: self.identities.lock(),
                     pages: self.config.load().pages(),
                 };

@@ -3,25 +3,61 @@
 use std::fmt;
 use std::sync::Arc;
 
-use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
+use vma_rcu::lock_order::Held;
+use vma_rcu::rwsem;
+use vma_rcu::wait::Wait;
 
 use super::draft::{Changes, Draft, HookEvent, Piece};
 use super::{AddressSpace, Inner};
 use crate::accounting::Totals;
 use crate::backend::{self, Backend};
-use crate::error::NoMemory;
+use crate::error::PublishError;
 use crate::limits::SpaceConfig;
 
 /// The layout is stable while this lives.
 pub struct ReadGuard<'s, B: Backend = ()> {
     pub(super) space: &'s AddressSpace<B>,
-    pub(super) inner: RwLockReadGuard<'s, Inner>,
+    /// `None` only inside `drop`.
+    inner: Option<rwsem::ReadGuard<'s, Inner>>,
+    held: Option<Held>,
+    /// What a downgraded guard has still to do.
+    after: After,
+}
+
+impl<'s, B: Backend> ReadGuard<'s, B> {
+    pub(super) fn new(
+        space: &'s AddressSpace<B>,
+        inner: rwsem::ReadGuard<'s, Inner>,
+        held: Held,
+    ) -> Self {
+        ReadGuard {
+            space,
+            inner: Some(inner),
+            held: Some(held),
+            after: After::default(),
+        }
+    }
+
+    pub(super) fn inner(&self) -> &Inner {
+        match &self.inner {
+            Some(inner) => inner,
+            None => unreachable!("only drop takes the lock guard out"),
+        }
+    }
+}
+
+impl<B: Backend> Drop for ReadGuard<'_, B> {
+    fn drop(&mut self) {
+        drop(self.inner.take());
+        drop(self.held.take());
+        self.after.run(self.space);
+    }
 }
 
 impl<B: Backend> fmt::Debug for ReadGuard<'_, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ReadGuard")
-            .field("totals", &self.inner.totals)
+            .field("totals", &self.inner().totals)
             .finish_non_exhaustive()
     }
 }
@@ -31,11 +67,14 @@ impl<B: Backend> fmt::Debug for ReadGuard<'_, B> {
 /// Files and owners' hooks are let go of after the guard.
 pub struct WriteGuard<'s, B: Backend = ()> {
     pub(super) space: &'s AddressSpace<B>,
-    /// `None` only inside `drop`.
-    pub(super) inner: Option<RwLockWriteGuard<'s, Inner>>,
+    /// `None` only inside `drop` and `downgrade`, as is `held`.
+    pub(super) inner: Option<rwsem::WriteGuard<'s, Inner>>,
+    pub(super) held: Option<Held>,
+    /// How long calls wait for the readers of single mappings.
+    pub(super) wait: Wait<'s>,
     pub(super) after: After,
     /// Set when too much retired memory is pending: nothing can be published then.
-    pub(super) refused: Option<NoMemory>,
+    pub(super) refused: Option<PublishError>,
 }
 
 impl<B: Backend> fmt::Debug for WriteGuard<'_, B> {
@@ -50,6 +89,31 @@ pub(super) struct After {
     pub(super) hooks: Vec<HookEvent>,
     zaps: Vec<(u64, u64)>,
     pub(super) changed: bool,
+}
+
+impl After {
+    /// Does it, with no lock held.
+    #[inline]
+    fn run<B: Backend>(&mut self, space: &AddressSpace<B>) {
+        if std::mem::take(&mut self.changed) {
+            self.run_changed(space);
+        }
+    }
+
+    fn run_changed<B: Backend>(&mut self, space: &AddressSpace<B>) {
+        for (start, end) in self.zaps.drain(..) {
+            space.backend.zap(start, end);
+        }
+        // Opened before closed, so that an owner who counts doesn't see none in between.
+        let hooks = std::mem::take(&mut self.hooks);
+        for event in hooks.iter().filter(|event| event.opened) {
+            event.hooks.opened(event.range);
+        }
+        for event in hooks.iter().filter(|event| !event.opened) {
+            event.hooks.closed(event.range);
+        }
+        space.tree.domain().collect();
+    }
 }
 
 impl<'s, B: Backend> WriteGuard<'s, B> {
@@ -84,7 +148,7 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
     }
 
     /// Prepares and publishes. On an error nothing has changed.
-    pub(super) fn commit(&mut self, mut changes: Changes) -> Result<(), NoMemory> {
+    pub(super) fn commit(&mut self, mut changes: Changes) -> Result<(), PublishError> {
         let space: &'s AddressSpace<B> = self.space;
         if changes.windows.is_empty() {
             self.inner_mut().totals = changes.totals;
@@ -93,6 +157,7 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
         if let Some(refused) = self.refused {
             return Err(refused);
         }
+        let wait = self.wait;
         let told = if B::ACTIVE {
             prepare_backend(&space.backend, &changes)?
         } else {
@@ -112,10 +177,10 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
                 .map(|Piece { start, end, vma }| (start..end, vma));
             transaction
                 .splice(window.start..window.end, entries)
-                .map_err(|_| NoMemory::Records)?;
+                .map_err(|_| PublishError::NoMemory)?;
         }
-        let prepared = transaction.prepare().map_err(|_| NoMemory::Records)?;
-        drop(prepared.commit());
+        let prepared = transaction.prepare().map_err(|_| PublishError::NoMemory)?;
+        drop(prepared.commit_with(wait).map_err(PublishError::GaveUp)?);
         for edit in guard_edits {
             inner.apply_guard_edit(edit);
         }
@@ -140,6 +205,20 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
     pub fn totals(&self) -> Totals {
         self.inner().totals
     }
+
+    /// Keeps the layout as the calls have left it, and lets readers in; no writer comes in between. Who waited
+    /// before goes first, so that a waiting writer keeps later readers out: see [`vma_rcu::rwsem`].
+    ///
+    /// Owners' hooks and zaps of what was unmapped wait until the new guard is dropped.
+    #[must_use]
+    pub fn downgrade(mut self) -> ReadGuard<'s, B> {
+        let (Some(inner), Some(held)) = (self.inner.take(), self.held.take()) else {
+            unreachable!("only drop takes the lock guard out")
+        };
+        let mut guard = ReadGuard::new(self.space, inner.downgrade(), held);
+        guard.after = std::mem::take(&mut self.after);
+        guard
+    }
 }
 
 /// The parts of a window that hold nothing any more.
@@ -153,7 +232,7 @@ fn holes(start: u64, end: u64, pieces: &[backend::Piece]) -> impl Iterator<Item 
 
 type Told = Vec<(u64, u64, Vec<backend::Piece>)>;
 
-fn prepare_backend<B: Backend>(backend: &B, changes: &Changes) -> Result<Told, NoMemory> {
+fn prepare_backend<B: Backend>(backend: &B, changes: &Changes) -> Result<Told, PublishError> {
     let mut told = Told::new();
     for window in &changes.windows {
         let pieces: Vec<_> = window
@@ -173,21 +252,8 @@ fn prepare_backend<B: Backend>(backend: &B, changes: &Changes) -> Result<Told, N
 
 impl<B: Backend> Drop for WriteGuard<'_, B> {
     fn drop(&mut self) {
-        let after = std::mem::take(&mut self.after);
         drop(self.inner.take());
-        if !after.changed {
-            return;
-        }
-        for (start, end) in after.zaps {
-            self.space.backend.zap(start, end);
-        }
-        // Opened before closed, so that an owner who counts doesn't see none in between.
-        for event in after.hooks.iter().filter(|event| event.opened) {
-            event.hooks.opened(event.range);
-        }
-        for event in after.hooks.iter().filter(|event| !event.opened) {
-            event.hooks.closed(event.range);
-        }
-        self.space.tree.domain().collect();
+        drop(self.held.take());
+        self.after.run(self.space);
     }
 }

@@ -4,7 +4,7 @@ use super::draft::Draft;
 use super::{AddressSpace, WriteGuard};
 use crate::accounting::check_lock_pages;
 use crate::backend::Backend;
-use crate::error::{Errno, LimitError, NoMemory, SplitError};
+use crate::error::{Errno, LimitError, PublishError, SplitError};
 use crate::flags::{LockAllFlags, LockFlags, VmaFlags};
 use crate::limits::SpaceConfig;
 
@@ -40,7 +40,7 @@ pub enum LockError {
     NotPresent(u64),
     /// No memory for records; nothing was changed.
     #[error(transparent)]
-    NoMemory(#[from] NoMemory),
+    Publish(#[from] PublishError),
 }
 
 impl LockError {
@@ -52,7 +52,7 @@ impl LockError {
             LockError::Unmapped(_) | LockError::NotPresent(_) => Errno::ENOMEM,
             LockError::Limit(error) => error.errno(),
             LockError::Split(error) => error.errno(),
-            LockError::NoMemory(error) => error.errno(),
+            LockError::Publish(error) => error.errno(),
         }
     }
 }

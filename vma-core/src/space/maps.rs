@@ -145,7 +145,7 @@ impl<B: Backend> ReadGuard<'_, B> {
     pub fn maps_entries(&self) -> impl Iterator<Item = MapsEntry> {
         let page_size = self.space.config.load().page_size;
         self.iter(0)
-            .map(move |vma| MapsEntry::new(vma, &self.inner, page_size))
+            .map(move |vma| MapsEntry::new(vma, self.inner(), page_size))
     }
 
     /// The layout as the text of `/proc/PID/maps`.

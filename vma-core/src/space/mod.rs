@@ -30,6 +30,7 @@ mod guard;
 mod lock;
 mod map;
 mod maps;
+mod order;
 mod placement;
 mod protect;
 mod query;
@@ -40,15 +41,19 @@ mod special;
 mod stack;
 mod unmap;
 mod view;
+mod vma_lock;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use parking_lot::{Mutex, RwLock};
-use vma_rcu::reclaim::{Domain, Guard, Reader};
+use parking_lot::Mutex;
+use vma_rcu::lock_order::Held;
+use vma_rcu::reclaim::{Domain, Guard, OverLimit, Reader};
+use vma_rcu::rwsem::{self, RwSemaphore};
 use vma_rcu::tree::{RangeTree, Record as _, Writer};
+use vma_rcu::wait::{GaveUp, Wait};
 
 pub use self::advise::AdviseError;
 pub use self::brk::BrkError;
@@ -68,6 +73,7 @@ pub use self::special::{NameError, SpecialError, SpecialMapping};
 pub use self::stack::GrowError;
 pub use self::unmap::UnmapError;
 pub use self::view::VmaRef;
+pub use self::vma_lock::VmaLock;
 
 use self::draft::{Piece, Window};
 use self::guard::After;
@@ -75,7 +81,7 @@ use crate::accounting::Totals;
 use crate::addr::Pages;
 use crate::anon::AnonIds;
 use crate::backend::Backend;
-use crate::error::NoMemory;
+use crate::error::PublishError;
 use crate::flags::{MdweFlags, VmaFlags};
 use crate::limits::{ConfigError, SpaceConfig};
 use crate::vma::Vma;
@@ -110,11 +116,12 @@ impl Stats {
 /// # Concurrency
 /// [`find`](Self::find) and [`iter`](Self::iter) take no lock and never wait. [`read`](Self::read) keeps the layout stable;
 /// every call that changes it takes the exclusive side itself. [`write`](Self::write) holds it over several calls.
+/// [`lock_vma`](Self::lock_vma) keeps one mapping stable, and is in nobody's way but that of who wants to replace it.
 pub struct AddressSpace<B: Backend = ()> {
     /// For readers, without a lock.
     tree: RangeTree<Vma>,
     /// Exclusive for changes, shared to keep the layout stable.
-    inner: RwLock<Inner>,
+    inner: RwSemaphore<Inner>,
     /// Replaced as a whole; loaded once per changing call, by no lookup.
     config: ArcSwap<SpaceConfig>,
     /// Who hands out identities of private pages. Taken inside `inner` (shared side) by faults; with the exclusive
@@ -209,7 +216,7 @@ impl<B: Backend> AddressSpace<B> {
         let (tree, writer) = RangeTree::new(domain);
         AddressSpace {
             tree,
-            inner: RwLock::new(Inner {
+            inner: RwSemaphore::new(Inner {
                 writer,
                 totals: Totals::default(),
                 stats: Stats::default(),
@@ -262,45 +269,106 @@ impl<B: Backend> AddressSpace<B> {
     }
 
     /// Keeps the layout as it is until the guard is dropped.
+    ///
+    /// Other readers come in beside, but not while a writer waits: don't ask for it again, nor for a call that
+    /// changes something, in a thread that holds it. Debug builds panic at that.
     pub fn read(&self) -> ReadGuard<'_, B> {
-        ReadGuard {
-            space: self,
-            inner: self.inner.read(),
+        match self.read_with(Wait::forever()) {
+            Ok(guard) => guard,
+            Err(_) => unreachable!("nothing ends this wait early"),
         }
+    }
+
+    /// [`read`](Self::read), waiting as `wait` says.
+    ///
+    /// # Errors
+    /// [`GaveUp`]: `EINTR` for a system call.
+    pub fn read_with(&self, wait: Wait<'_>) -> Result<ReadGuard<'_, B>, GaveUp> {
+        let held = order::MMAP.acquire(self.address());
+        let inner = self.inner.read_with(wait)?;
+        Ok(ReadGuard::new(self, inner, held))
+    }
+
+    /// [`read`](Self::read), if nobody has the exclusive side or waits for it.
+    pub fn try_read(&self) -> Option<ReadGuard<'_, B>> {
+        let inner = self.inner.try_read()?;
+        let held = order::MMAP.acquired(self.address());
+        Some(ReadGuard::new(self, inner, held))
     }
 
     /// Takes the exclusive side, to make several calls without letting others in between.
     ///
     /// When retired memory has reached the domain's hard limit, it first waits up to 100 ms for readers to let go
     /// of their guards. If they don't, the lock is taken all the same, but calls that would change something fail
-    /// with [`NoMemory::Retired`](crate::NoMemory) and change nothing.
+    /// with [`PublishError::Retired`](crate::PublishError) and change nothing.
+    #[inline]
     pub fn write(&self) -> WriteGuard<'_, B> {
+        match self.write_with(Wait::forever()) {
+            Ok(guard) => guard,
+            Err(_) => unreachable!("nothing ends this wait early"),
+        }
+    }
+
+    /// [`write`](Self::write), waiting as `wait` says: for the lock, and in each call on the guard for readers that
+    /// hold single mappings ([`lock_vma`](Self::lock_vma)) which the call replaces. So every call can be given up on:
+    /// `space.write_with(Wait::killable(&token))?.unmap(addr, len)`.
+    ///
+    /// # Errors
+    /// [`GaveUp`]: `EINTR` for a system call.
+    #[inline]
+    pub fn write_with<'s>(&'s self, wait: Wait<'s>) -> Result<WriteGuard<'s, B>, GaveUp> {
         // One relaxed load, as long as there is no need.
-        let refused = self
-            .tree
-            .domain()
-            .throttle(None)
-            .err()
-            .and_then(|_| self.wait_for_readers());
+        let refused = match self.tree.domain().throttle(None) {
+            Ok(()) => None,
+            Err(_) => self.wait_for_readers(wait)?,
+        };
+        let held = order::MMAP.acquire(self.address());
+        let inner = self.inner.write_with(wait)?;
+        Ok(self.write_guard(inner, held, wait, refused))
+    }
+
+    /// [`write`](Self::write), if nobody has either side or waits.
+    pub fn try_write(&self) -> Option<WriteGuard<'_, B>> {
+        let refused = self.tree.domain().throttle(None).err().map(retired);
+        let inner = self.inner.try_write()?;
+        let held = order::MMAP.acquired(self.address());
+        Some(self.write_guard(inner, held, Wait::forever(), refused))
+    }
+
+    #[inline]
+    fn write_guard<'s>(
+        &'s self,
+        inner: rwsem::WriteGuard<'s, Inner>,
+        held: Held,
+        wait: Wait<'s>,
+        refused: Option<PublishError>,
+    ) -> WriteGuard<'s, B> {
         WriteGuard {
             space: self,
-            inner: Some(self.inner.write()),
+            inner: Some(inner),
+            held: Some(held),
+            wait,
             after: After::default(),
             refused,
         }
     }
 
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
     #[cold]
-    fn wait_for_readers(&self) -> Option<NoMemory> {
-        let deadline = Instant::now() + PATIENCE;
-        self.tree
-            .domain()
-            .throttle(Some(deadline))
-            .err()
-            .map(|over| NoMemory::Retired {
-                pending_bytes: over.pending_bytes,
-                hard_bytes: over.hard_bytes,
-            })
+    fn wait_for_readers(&self, wait: Wait<'_>) -> Result<Option<PublishError>, GaveUp> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            wait.check()?;
+            let look = Instant::now() + PATIENCE / 100;
+            match self.tree.domain().throttle(Some(look)) {
+                Ok(()) => return Ok(None),
+                Err(over) if look >= until => return Ok(Some(retired(over))),
+                Err(_) => {}
+            }
+        }
     }
 
     /// The configuration.
@@ -313,7 +381,7 @@ impl<B: Backend> AddressSpace<B> {
     /// # Errors
     /// [`ConfigError`], with nothing changed: impossible values, or another page or task size.
     pub fn configure(&self, change: impl FnOnce(&mut SpaceConfig)) -> Result<(), ConfigError> {
-        let _order = self.inner.write();
+        let _order = self.write();
         let old = self.config.load_full();
         let mut new = SpaceConfig::clone(&old);
         change(&mut new);
@@ -328,12 +396,12 @@ impl<B: Backend> AddressSpace<B> {
 
     /// Totals, in pages.
     pub fn totals(&self) -> Totals {
-        self.inner.read().totals
+        self.read().inner().totals
     }
 
     /// What calls have done so far.
     pub fn stats(&self) -> Stats {
-        self.inner.read().stats
+        self.read().inner().stats
     }
 }
 
@@ -374,6 +442,13 @@ impl<B: Backend> Drop for AddressSpace<B> {
                 hooks.closed(crate::addr::VmRange::new(entry.start, entry.end));
             }
         }
+    }
+}
+
+fn retired(over: OverLimit) -> PublishError {
+    PublishError::Retired {
+        pending_bytes: over.pending_bytes,
+        hard_bytes: over.hard_bytes,
     }
 }
 

@@ -6,7 +6,7 @@ use super::{AddressSpace, WriteGuard};
 use crate::accounting::{check_commit, check_expand};
 use crate::addr::VmRange;
 use crate::backend::Backend;
-use crate::error::{Errno, LimitError, NoMemory, SplitError};
+use crate::error::{Errno, LimitError, PublishError, SplitError};
 use crate::flags::{MdweFlags, Prot, VmaFlags, prot_bits};
 use crate::limits::SpaceConfig;
 
@@ -56,7 +56,7 @@ pub enum ProtectError {
     Limit(#[from] LimitError),
     /// No memory for records; nothing was changed.
     #[error(transparent)]
-    NoMemory(#[from] NoMemory),
+    Publish(#[from] PublishError),
 }
 
 impl ProtectError {
@@ -71,7 +71,7 @@ impl ProtectError {
             ProtectError::Sealed(_) => Errno::EPERM,
             ProtectError::Split(error) => error.errno(),
             ProtectError::Limit(error) => error.errno(),
-            ProtectError::NoMemory(error) => error.errno(),
+            ProtectError::Publish(error) => error.errno(),
         }
     }
 }

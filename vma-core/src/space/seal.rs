@@ -3,7 +3,7 @@
 use super::draft::Draft;
 use super::{AddressSpace, WriteGuard, rounded_range};
 use crate::backend::Backend;
-use crate::error::{Errno, NoMemory, SplitError};
+use crate::error::{Errno, PublishError, SplitError};
 use crate::flags::VmaFlags;
 
 /// Why a range couldn't be sealed.
@@ -29,7 +29,7 @@ pub enum SealError {
     Split(#[from] SplitError),
     /// No memory for records; nothing was changed.
     #[error(transparent)]
-    NoMemory(#[from] NoMemory),
+    Publish(#[from] PublishError),
 }
 
 impl SealError {
@@ -39,7 +39,7 @@ impl SealError {
             SealError::BadFlags(_) | SealError::BadRange { .. } => Errno::EINVAL,
             SealError::Unmapped(_) => Errno::ENOMEM,
             SealError::Split(error) => error.errno(),
-            SealError::NoMemory(error) => error.errno(),
+            SealError::Publish(error) => error.errno(),
         }
     }
 }

@@ -7,7 +7,7 @@ use super::placement::check_fixed;
 use super::{AddressSpace, WriteGuard, new_vma, rounded_range};
 use crate::addr::VmRange;
 use crate::backend::Backend;
-use crate::error::{Errno, NoMemory, SplitError};
+use crate::error::{Errno, PublishError, SplitError};
 use crate::file::{MappingHooks, OpenFile};
 use crate::flags::VmaFlags;
 use crate::vma::{Extras, Special};
@@ -64,7 +64,7 @@ pub enum SpecialError {
     Occupied(VmRange),
     /// No memory for records.
     #[error(transparent)]
-    NoMemory(#[from] NoMemory),
+    Publish(#[from] PublishError),
 }
 
 impl SpecialError {
@@ -73,7 +73,7 @@ impl SpecialError {
         match self {
             SpecialError::BadRange { .. } => Errno::EINVAL,
             SpecialError::Occupied(_) => Errno::EEXIST,
-            SpecialError::NoMemory(error) => error.errno(),
+            SpecialError::Publish(error) => error.errno(),
         }
     }
 }
@@ -109,7 +109,7 @@ pub enum NameError {
     Split(#[from] SplitError),
     /// No memory for records; nothing was changed.
     #[error(transparent)]
-    NoMemory(#[from] NoMemory),
+    Publish(#[from] PublishError),
 }
 
 impl NameError {
@@ -122,7 +122,8 @@ impl NameError {
             NameError::Split(SplitError::Refused { .. }) => Errno::EINVAL,
             NameError::Unmapped(_) => Errno::ENOMEM,
             NameError::NotAnonymous(_) => Errno::EBADF,
-            NameError::Split(_) | NameError::NoMemory(_) => Errno::EAGAIN,
+            NameError::Split(_) => Errno::EAGAIN,
+            NameError::Publish(error) => error.errno_or_again(),
         }
     }
 }

@@ -5,7 +5,7 @@ use super::{AddressSpace, WriteGuard};
 use crate::accounting::{check_commit, check_expand, check_lock};
 use crate::addr::VmRange;
 use crate::backend::Backend;
-use crate::error::{Errno, LimitError, NoMemory};
+use crate::error::{Errno, LimitError, PublishError};
 use crate::flags::VmaFlags;
 
 /// Why a stack didn't grow. A program gets `SIGSEGV` for all of them.
@@ -39,7 +39,7 @@ pub enum GrowError {
     Limit(#[from] LimitError),
     /// No memory for records.
     #[error(transparent)]
-    NoMemory(#[from] NoMemory),
+    Publish(#[from] PublishError),
 }
 
 impl GrowError {
@@ -50,7 +50,7 @@ impl GrowError {
             GrowError::TooLow { .. } => Errno::EPERM,
             GrowError::GuardGap { .. } | GrowError::Offset(_) => Errno::ENOMEM,
             GrowError::Limit(error) => error.errno(),
-            GrowError::NoMemory(error) => error.errno(),
+            GrowError::Publish(error) => error.errno(),
         }
     }
 }

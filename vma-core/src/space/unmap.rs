@@ -5,7 +5,7 @@ use super::{AddressSpace, WriteGuard};
 use crate::accounting::{check_split, is_accountable};
 use crate::addr::VmRange;
 use crate::backend::Backend;
-use crate::error::{Errno, NoMemory, SplitError};
+use crate::error::{Errno, PublishError, SplitError};
 use crate::flags::VmaFlags;
 use crate::limits::SpaceConfig;
 
@@ -29,7 +29,7 @@ pub enum UnmapError {
     Split(#[from] SplitError),
     /// No memory for records.
     #[error(transparent)]
-    NoMemory(#[from] NoMemory),
+    Publish(#[from] PublishError),
 }
 
 impl UnmapError {
@@ -39,7 +39,7 @@ impl UnmapError {
             UnmapError::BadRange { .. } => Errno::EINVAL,
             UnmapError::Sealed(_) => Errno::EPERM,
             UnmapError::Split(error) => error.errno(),
-            UnmapError::NoMemory(error) => error.errno(),
+            UnmapError::Publish(error) => error.errno(),
         }
     }
 }

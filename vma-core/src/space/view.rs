@@ -29,6 +29,10 @@ impl<'g> VmaRef<'g> {
         }
     }
 
+    pub(super) fn new(start: u64, end: u64, vma: &'g Vma) -> Self {
+        VmaRef { start, end, vma }
+    }
+
     /// First byte.
     pub fn start(self) -> u64 {
         self.start
@@ -79,7 +83,7 @@ impl<B: Backend> ReadGuard<'_, B> {
     pub fn find(&self, addr: u64) -> Option<VmaRef<'_>> {
         self.space
             .tree
-            .locked(&self.inner.writer)
+            .locked(&self.inner().writer)
             .find(addr)
             .map(VmaRef::from_entry)
     }
@@ -88,7 +92,7 @@ impl<B: Backend> ReadGuard<'_, B> {
     pub fn find_next(&self, addr: u64) -> Option<VmaRef<'_>> {
         self.space
             .tree
-            .locked(&self.inner.writer)
+            .locked(&self.inner().writer)
             .find_next(addr)
             .map(VmaRef::from_entry)
     }
@@ -97,14 +101,14 @@ impl<B: Backend> ReadGuard<'_, B> {
     pub fn iter(&self, from: u64) -> impl Iterator<Item = VmaRef<'_>> {
         self.space
             .tree
-            .locked(&self.inner.writer)
+            .locked(&self.inner().writer)
             .iter(from)
             .map(VmaRef::from_entry)
     }
 
     /// Start and present end of the heap, in bytes.
     pub fn heap(&self) -> (u64, u64) {
-        (self.inner.start_brk, self.inner.brk)
+        (self.inner().start_brk, self.inner().brk)
     }
 }
 

@@ -22,7 +22,7 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use super::node::{RecordMemory, Root};
-use super::{RangeTree, Record, read};
+use super::{RangeTree, Record, Writer, read};
 use crate::reclaim::Guard;
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::{Bell, planted};
@@ -163,15 +163,26 @@ impl<T: Record> RangeTree<T> {
         unsafe { self.lock_below(root, addr) }
     }
 
+    /// [`lock`](Self::lock) for who has the writer, shared: no transaction is under way.
+    ///
+    /// # Errors
+    ///
+    /// [`Busy`]: the entry has two thousand million readers.
+    ///
+    /// # Panics
+    ///
+    /// When `writer` is another tree's.
+    pub fn lock_under(&self, addr: u64, writer: &Writer<T>) -> Result<Option<Locked<'_, T>>, Busy> {
+        self.assert_own(writer.tree);
+        // SAFETY: T7: the writer is borrowed for longer than the call.
+        unsafe { self.lock_below(self.root(Ordering::Relaxed), addr) }
+    }
+
     /// # Safety
     ///
     /// T7: what is reachable from `root` can't be freed during the call.
     #[inline]
-    pub(super) unsafe fn lock_below(
-        &self,
-        root: Root,
-        addr: u64,
-    ) -> Result<Option<Locked<'_, T>>, Busy> {
+    unsafe fn lock_below(&self, root: Root, addr: u64) -> Result<Option<Locked<'_, T>>, Busy> {
         // SAFETY: T7, by the caller's promise.
         let Some((range, record)) = (unsafe { read::find_record::<T>(root, addr) }) else {
             return Ok(None);

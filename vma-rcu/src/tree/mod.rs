@@ -427,16 +427,6 @@ impl<'a, T: Record> View<'a, T> {
         unsafe { read::neighbours(self.root(), addr) }
     }
 
-    /// Locks the entry that contains `addr`; with no writer at work none is busy.
-    ///
-    /// # Errors
-    ///
-    /// [`Busy`]: the entry has two thousand million readers.
-    pub fn lock(self, addr: u64) -> Result<Option<Locked<'a, T>>, Busy> {
-        // SAFETY: T7: the writer is borrowed for 'a.
-        unsafe { self.tree.lock_below(self.root(), addr) }
-    }
-
     /// The entries in ascending order, from the first that ends above `from`.
     pub fn iter(self, from: u64) -> Iter<'a, T> {
         // SAFETY: T7: the writer is borrowed for 'a.

@@ -1,7 +1,7 @@
 //! Why mmap(2) fails.
 
 use crate::addr::VmRange;
-use crate::error::{Errno, LimitError, NoMemory, SplitError};
+use crate::error::{Errno, LimitError, PublishError, SplitError};
 use crate::file::{AccessMode, Seals};
 use crate::space::unmap::UnmapError;
 
@@ -107,7 +107,7 @@ pub enum MapError {
     NoHugePages,
     /// No memory for records.
     #[error(transparent)]
-    NoMemory(#[from] NoMemory),
+    Publish(#[from] PublishError),
 }
 
 impl MapError {
@@ -137,7 +137,7 @@ impl MapError {
             MapError::ReadAsError(number) => Errno::from_raw(number),
             MapError::Split(error) => error.errno(),
             MapError::Limit(error) => error.errno(),
-            MapError::NoMemory(error) => error.errno(),
+            MapError::Publish(error) => error.errno(),
         }
     }
 }
@@ -148,7 +148,7 @@ impl From<UnmapError> for MapError {
             UnmapError::BadRange { addr, len } => MapError::BeyondLimit { addr, len },
             UnmapError::Sealed(range) => MapError::Sealed(range),
             UnmapError::Split(error) => MapError::Split(error),
-            UnmapError::NoMemory(error) => MapError::NoMemory(error),
+            UnmapError::Publish(error) => MapError::Publish(error),
         }
     }
 }

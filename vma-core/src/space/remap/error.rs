@@ -1,7 +1,7 @@
 //! Why mremap(2) fails.
 
 use crate::addr::VmRange;
-use crate::error::{Errno, LimitError, NoMemory};
+use crate::error::{Errno, LimitError, PublishError};
 use crate::space::map::MapError;
 use crate::space::unmap::UnmapError;
 
@@ -85,7 +85,7 @@ pub enum RemapError {
     Place(MapError),
     /// No memory for records.
     #[error(transparent)]
-    NoMemory(#[from] NoMemory),
+    Publish(#[from] PublishError),
 }
 
 impl RemapError {
@@ -110,7 +110,7 @@ impl RemapError {
             RemapError::Limit(error) => error.errno(),
             RemapError::Unmap(error) => error.errno(),
             RemapError::Place(error) => error.errno(),
-            RemapError::NoMemory(error) => error.errno(),
+            RemapError::Publish(error) => error.errno(),
         }
     }
 }
