@@ -14,6 +14,7 @@ pub mod cases;
 pub mod contest;
 pub mod contestants;
 pub mod harness;
+pub mod locks;
 pub mod report;
 pub mod row;
 pub mod stats;
@@ -48,9 +49,21 @@ pub struct PeersArgs {
     /// One JSON object per figure and line.
     #[arg(long)]
     pub json: bool,
+    /// Only this part (can be given several times).
+    #[arg(long, value_enum)]
+    pub suite: Vec<Suite>,
     /// Only layouts of N entries (can be given several times).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub size: Vec<u32>,
+}
+
+/// A part of the measurements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Suite {
+    /// Trees, maps and the address space.
+    Structures,
+    /// Reader-writer locks, and locks on single mappings.
+    Locks,
 }
 
 /// Measures everything and prints it. Fails only if the output can't be written.
@@ -63,14 +76,32 @@ pub fn run(args: &PeersArgs) -> ExitCode {
     }
     sys::sit(Seat::First);
     let (usual, effort) = plan(args.quick);
-    let asked: Vec<usize> = args.size.iter().map(|&size| size as usize).collect();
-    let sizes = if asked.is_empty() { usual } else { &asked };
+    let is_asked = |suite| args.suite.is_empty() || args.suite.contains(&suite);
+    if is_asked(Suite::Structures) {
+        let asked: Vec<usize> = args.size.iter().map(|&size| size as usize).collect();
+        let sizes = if asked.is_empty() { usual } else { &asked };
+        structures(sizes, effort, begin, &mut report);
+    }
+    if is_asked(Suite::Locks) {
+        progress("locks", begin);
+        locks::run(effort, &mut report);
+    }
+    match report.finish() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "vma-bench: writing the figures: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn structures(sizes: &[usize], effort: Effort, begin: Instant, report: &mut Report) {
     // Before anything else has used the allocator.
     for &size in sizes {
-        cases::build::bulk(&Workload::new(size), building(effort, size), &mut report);
+        cases::build::bulk(&Workload::new(size), building(effort, size), report);
     }
     for &size in sizes {
-        progress(size, begin);
+        progress(&format!("{} entries", cases::size_name(size)), begin);
         let workload = Workload::new(size);
         let field = Field::new(&workload);
         let effort = at_size(effort, size);
@@ -80,15 +111,8 @@ pub fn run(args: &PeersArgs) -> ExitCode {
                 field: &field,
                 effort,
             },
-            &mut report,
+            report,
         );
-    }
-    match report.finish() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            let _ = writeln!(io::stderr(), "vma-bench: writing the figures: {error}");
-            ExitCode::FAILURE
-        }
     }
 }
 
@@ -167,9 +191,8 @@ fn header(cores: usize) {
     }
 }
 
-/// One line per size to standard error: a whole run takes minutes, and its tables come at the end.
-fn progress(size: usize, begin: Instant) {
-    let name = cases::size_name(size);
+/// One line per part to standard error: a whole run takes minutes, and its tables come at the end.
+fn progress(what: &str, begin: Instant) {
     let seconds = begin.elapsed().as_secs();
-    let _ = writeln!(io::stderr(), "{seconds:4} s  measuring with {name} entries");
+    let _ = writeln!(io::stderr(), "{seconds:4} s  measuring {what}");
 }

@@ -5,9 +5,9 @@
 //! ```text
 //! reader                              writer
 //! ------                              ------
-//! count := count + 1                  blocked := true
+//! count := count + 1                  gate := closed
 //! light                               heavy
-//! blocked load                        counts load
+//! gate load                           counts load
 //! ```
 //!
 //! Of the two loads at least one sees the other side's store. Models, and sanitizers, see fences on both sides.

@@ -20,8 +20,8 @@
 //!
 //! # Counters
 //!
-//! A thread's counter is the difference of two words: `entered`, which its thread alone stores to, and `left`, to which any
-//! other thread adds that drops a guard it was given. Threads beyond the number of counters, and readers that were
+//! A thread's counter is `entered` less `left` less `gone`: the first two are stored to by its thread alone (two words, so that an
+//! unlock doesn't wait for the lock's store), and any other thread that drops a guard it was given adds to the third. Threads beyond the number of counters, and readers that were
 //! let in by a leaving writer, use one that is shared (by atomic additions).
 //!
 //! A thread that holds the shared side must not ask for it again: behind a waiting writer it would wait for
@@ -46,42 +46,52 @@ use std::ptr::NonNull;
 
 use self::barrier::Barrier;
 use self::seat::seat;
-use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicU32, AtomicUsize, Ordering, compiler_fence};
 use crate::sync::{Bell, Mutex, planted};
 use crate::wait::{GaveUp, Mode, Wait, WaitQueue, Waiter};
+
+/// The fast path is closed.
+const CLOSED: u32 = 1;
+/// Readers execute a fence before they look at the gate.
+const FENCED: u32 = 2;
 
 /// Counters of a semaphore, unless it was made with another number.
 const SEATS: usize = if cfg!(loom) { 4 } else { 64 };
 
-/// One thread's counter; the last one is shared. Two cache lines, because some processors fetch them in pairs.
+/// One thread's counter, or the shared one. Two cache lines, because some processors fetch them in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Counter {
-    /// Stored to by the thread whose it is, added to by all where it's shared. Release when it falls, acquire by the
-    /// writer: what readers did comes before what the writer does. That the writer misses no reader that hasn't seen
-    /// `blocked` is the barrier's doing. Models: `percpu_writers_and_readers_exclude_each_other`,
-    /// `percpu_readers_are_back_on_the_fast_path`.
+    /// Guards taken. Stored to by the thread whose it is, added to by all where it's shared; relaxed: that the writer misses no
+    /// reader that hasn't seen the gate closed is the barrier's doing.
     entered: AtomicUsize,
-    /// Added to by threads that drop a guard that was taken by another: as `entered`.
+    /// Guards that this thread has dropped. Store-release; load-acquire by the writer: what readers did comes before what the
+    /// writer does. Models: `percpu_writers_and_readers_exclude_each_other`,
+    /// `percpu_readers_are_back_on_the_fast_path`.
     left: AtomicUsize,
+    /// Guards that other threads have dropped: added to, with the orderings of `left`.
+    gone: AtomicUsize,
 }
 
 impl Counter {
-    /// How many readers are in. Once nobody enters any more it only falls, but for those that are about to step back.
-    fn readers(&self) -> usize {
-        // `left` first: it is never ahead of what is seen of `entered` then.
+    /// Whether no reader is in. Once nobody enters any more that stays so, but for those that are about to step back.
+    fn is_empty(&self) -> bool {
+        // `entered` last: what is seen of the others is never ahead of it.
         let left = self.left.load(Ordering::Acquire);
-        self.entered.load(Ordering::Acquire).wrapping_sub(left)
+        let gone = self.gone.load(Ordering::Acquire);
+        self.entered.load(Ordering::Acquire) == left.wrapping_add(gone)
     }
 }
 
 /// See the [module](self).
 pub struct PercpuRwSemaphore<T: ?Sized> {
-    /// A writer is in or waits for readers to leave: the fast path is closed. Store-release when it's opened, after
-    /// the writer's last store; load-acquire by readers.
-    blocked: AtomicBool,
+    /// [`CLOSED`] while a writer is in or waits for readers to leave; [`FENCED`] where readers need a fence. Zero is
+    /// what readers hope for. Store-release when it's opened, after the writer's last store; load-acquire by readers.
+    gate: AtomicU32,
     barrier: Barrier,
     counters: Box<[Counter]>,
+    /// Everybody's.
+    shared: Counter,
     state: Mutex<State>,
     value: UnsafeCell<T>,
 }
@@ -126,9 +136,10 @@ impl<T> PercpuRwSemaphore<T> {
 
     fn assemble(value: T, counters: usize, barrier: Barrier) -> Self {
         PercpuRwSemaphore {
-            blocked: AtomicBool::new(false),
+            gate: AtomicU32::new(Self::open(barrier)),
             barrier,
-            counters: (0..=counters).map(|_| Counter::default()).collect(),
+            counters: (0..counters).map(|_| Counter::default()).collect(),
+            shared: Counter::default(),
             state: Mutex::new(State::default()),
             value: UnsafeCell::new(value),
         }
@@ -138,13 +149,28 @@ impl<T> PercpuRwSemaphore<T> {
     pub fn into_inner(self) -> T {
         self.value.into_inner()
     }
+
+    fn open(barrier: Barrier) -> u32 {
+        match barrier {
+            Barrier::Symmetric => FENCED,
+            Barrier::Asymmetric => 0,
+        }
+    }
 }
 
 impl<T: ?Sized> PercpuRwSemaphore<T> {
     /// The shared side, waiting as long as it takes.
     #[inline]
     pub fn read(&self) -> ReadGuard<'_, T> {
-        match self.read_with(Wait::forever()) {
+        match self.try_read() {
+            Some(guard) => guard,
+            None => self.read_forever(),
+        }
+    }
+
+    #[cold]
+    fn read_forever(&self) -> ReadGuard<'_, T> {
+        match self.read_slow(Wait::forever()) {
             Ok(guard) => guard,
             Err(_) => unreachable!("nothing ends this wait early"),
         }
@@ -166,43 +192,70 @@ impl<T: ?Sized> PercpuRwSemaphore<T> {
     /// The shared side, unless there is a writer or one waits.
     #[inline]
     pub fn try_read(&self) -> Option<ReadGuard<'_, T>> {
-        let seat = seat();
-        // The last counter is everybody's.
-        match self.counters.get(seat) {
-            Some(counter) if seat + 1 < self.counters.len() => {
-                let entered = counter.entered.load(Ordering::Relaxed);
-                counter.entered.store(entered + 1, Ordering::Relaxed);
-                let guard = ReadGuard {
-                    lock: self,
-                    counter,
-                    seat,
-                };
-                self.barrier.light();
-                // Dropping it steps back.
-                (!self.blocked.load(Ordering::Acquire)).then_some(guard)
-            }
-            _ => self.try_read_shared(),
+        let Some(counter) = self.counters.get(seat()) else {
+            return self.try_read_otherwise();
+        };
+        let entered = counter.entered.load(Ordering::Relaxed);
+        counter
+            .entered
+            .store(entered.wrapping_add(1), Ordering::Relaxed);
+        if self.is_closed() {
+            self.step_back(counter);
+            return None;
+        }
+        Some(ReadGuard {
+            lock: self,
+            counter,
+        })
+    }
+
+    /// The reader's barrier, and then a look at the gate.
+    #[inline(always)]
+    fn is_closed(&self) -> bool {
+        compiler_fence(Ordering::SeqCst);
+        let gate = self.gate.load(Ordering::Acquire);
+        gate != 0 && self.is_closed_behind_a_fence(gate)
+    }
+
+    #[inline]
+    fn is_closed_behind_a_fence(&self, gate: u32) -> bool {
+        if gate & FENCED == 0 {
+            return true;
+        }
+        self.barrier.light();
+        self.gate.load(Ordering::Acquire) & CLOSED != 0
+    }
+
+    /// The fast path was closed when this reader had come in.
+    #[cold]
+    fn step_back<'l>(&'l self, counter: &'l Counter) {
+        drop(ReadGuard {
+            lock: self,
+            counter,
+        });
+    }
+
+    /// The thread hasn't a counter of its own, or not yet.
+    #[cold]
+    fn try_read_otherwise(&self) -> Option<ReadGuard<'_, T>> {
+        if seat::assign() {
+            self.try_read()
+        } else {
+            self.try_read_shared()
         }
     }
 
-    #[cold]
     fn try_read_shared(&self) -> Option<ReadGuard<'_, T>> {
         let guard = self.shared_guard();
         guard.counter.entered.fetch_add(1, Ordering::Relaxed);
-        self.barrier.light();
-        (!self.blocked.load(Ordering::Acquire)).then_some(guard)
-    }
-
-    /// The counter that is everybody's.
-    fn shared(&self) -> &Counter {
-        &self.counters[self.counters.len() - 1]
+        // Dropping it steps back.
+        (!self.is_closed()).then_some(guard)
     }
 
     fn shared_guard(&self) -> ReadGuard<'_, T> {
         ReadGuard {
             lock: self,
-            counter: self.shared(),
-            seat: seat::NOBODY,
+            counter: &self.shared,
         }
     }
 
@@ -217,7 +270,7 @@ impl<T: ?Sized> PercpuRwSemaphore<T> {
     fn let_in(&self, state: &mut State, mode: Mode) {
         match mode {
             Mode::Shared => {
-                self.shared().entered.fetch_add(1, Ordering::Relaxed);
+                self.shared.entered.fetch_add(1, Ordering::Relaxed);
             }
             Mode::Exclusive => state.writer = true,
         }
@@ -299,14 +352,15 @@ impl<T: ?Sized> PercpuRwSemaphore<T> {
     /// Closes the fast path, if it isn't closed: afterwards every reader that is in can be seen.
     fn close(&self) {
         // Closed already when another writer has handed over: nobody has entered but by the queue.
-        if !self.blocked.load(Ordering::Relaxed) {
-            self.blocked.store(true, Ordering::Relaxed);
+        let gate = self.gate.load(Ordering::Relaxed);
+        if gate & CLOSED == 0 {
+            self.gate.store(gate | CLOSED, Ordering::Relaxed);
             self.barrier.heavy();
         }
     }
 
     fn is_drained(&self) -> bool {
-        self.counters.iter().all(|counter| counter.readers() == 0)
+        self.shared.is_empty() && self.counters.iter().all(Counter::is_empty)
     }
 
     /// Waits until no reader is in.
@@ -340,7 +394,8 @@ impl<T: ?Sized> PercpuRwSemaphore<T> {
         } else {
             Ordering::Release
         };
-        self.blocked.store(false, order);
+        let gate = self.gate.load(Ordering::Relaxed);
+        self.gate.store(gate & !CLOSED, order);
     }
 
     /// A reader has left while the fast path was closed.
@@ -356,7 +411,7 @@ impl<T: ?Sized> PercpuRwSemaphore<T> {
 
     /// Whether readers enter on the fast path: a hint.
     pub fn is_fast(&self) -> bool {
-        !self.blocked.load(Ordering::Relaxed)
+        self.gate.load(Ordering::Relaxed) & CLOSED == 0
     }
 
     /// Whether readers do without a fence: the kernel has `membarrier`.
@@ -387,9 +442,8 @@ impl<T: ?Sized + fmt::Debug> fmt::Debug for PercpuRwSemaphore<T> {
 #[must_use = "the lock is let go of when the guard is dropped"]
 pub struct ReadGuard<'l, T: ?Sized> {
     lock: &'l PercpuRwSemaphore<T>,
+    /// That of the thread that took it, or the shared one.
     counter: &'l Counter,
-    /// The thread whose counter it is; nobody's where it's shared.
-    seat: usize,
 }
 
 impl<T: ?Sized> Deref for ReadGuard<'_, T> {
@@ -405,14 +459,20 @@ impl<T: ?Sized> Deref for ReadGuard<'_, T> {
 impl<T: ?Sized> Drop for ReadGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        if self.seat == seat() && self.seat != seat::NOBODY {
-            let entered = self.counter.entered.load(Ordering::Relaxed);
-            self.counter.entered.store(entered - 1, Ordering::Release);
+        // Where this thread's counter is, or would be.
+        let own = self.lock.counters.as_ptr().wrapping_add(seat());
+        if std::ptr::eq(own, self.counter) {
+            let left = self.counter.left.load(Ordering::Relaxed);
+            let order = if planted("relaxed_percpu_unlock") {
+                Ordering::Relaxed
+            } else {
+                Ordering::Release
+            };
+            self.counter.left.store(left.wrapping_add(1), order);
         } else {
-            self.counter.left.fetch_add(1, Ordering::Release);
+            self.counter.gone.fetch_add(1, Ordering::Release);
         }
-        self.lock.barrier.light();
-        if self.lock.blocked.load(Ordering::Relaxed) {
+        if self.lock.is_closed() {
             self.lock.ring();
         }
     }

@@ -4,8 +4,10 @@
 //! most threads that ever lived at once. What a thread wrote under its number is seen by the next one: the
 //! registry's lock lies between.
 
-/// A number that is nobody's: for threads whose locals are gone already.
-pub(super) const NOBODY: usize = usize::MAX;
+/// A number that is nobody's, for threads whose locals are gone already; beyond any counter, and such that the address
+/// of its counter, if there were one, wouldn't be that of anything near.
+#[cfg(not(loom))]
+const NOBODY: usize = usize::MAX / 256;
 
 #[cfg(not(loom))]
 mod imp {
@@ -25,8 +27,8 @@ mod imp {
         next: 0,
     });
 
-    /// Not asked yet.
-    const NONE: usize = usize::MAX - 1;
+    /// Not asked yet: nobody's as well.
+    const NONE: usize = NOBODY - 1;
 
     thread_local! {
         /// Without a destructor, so that to read it is one load.
@@ -54,17 +56,19 @@ mod imp {
         }
     }
 
-    #[inline]
+    /// The calling thread's number, or one that is nobody's.
+    #[inline(always)]
     pub(in crate::percpu_rwsem) fn seat() -> usize {
-        let seat = SEAT.get();
-        if seat == NONE { assign() } else { seat }
+        SEAT.get()
     }
 
-    #[cold]
-    fn assign() -> usize {
-        let seat = LEASE.try_with(|lease| lease.0).unwrap_or(NOBODY);
-        SEAT.set(seat);
-        seat
+    /// Gives the calling thread a number, if it has none; whether it had none.
+    pub(in crate::percpu_rwsem) fn assign() -> bool {
+        if SEAT.get() != NONE {
+            return false;
+        }
+        SEAT.set(LEASE.try_with(|lease| lease.0).unwrap_or(NOBODY));
+        true
     }
 }
 
@@ -83,13 +87,20 @@ mod imp {
     pub(in crate::percpu_rwsem) fn seat() -> usize {
         SEAT.with(|seat| *seat)
     }
+
+    pub(in crate::percpu_rwsem) fn assign() -> bool {
+        false
+    }
 }
 
-pub(super) use imp::seat;
+pub(super) use imp::{assign, seat};
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::seat;
+    fn seat() -> usize {
+        super::assign();
+        super::seat()
+    }
 
     #[test]
     fn a_number_is_its_threads_and_goes_to_the_next_one() {
