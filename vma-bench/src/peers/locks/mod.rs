@@ -28,7 +28,9 @@ const RWSEM: &str = <RwSemaphore<u64> as Lock>::NAME;
 const BRAVO: &str = Bravo::NAME;
 
 /// Operations between two looks at the clock.
-const CHUNK: u32 = 4096;
+const CHUNK: u32 = 128;
+/// Reads that make one operation: a clock is slow beside them.
+const BURST: u32 = 64;
 /// Single calls that tails are made of.
 const SINGLE: usize = 20_000;
 
@@ -56,13 +58,18 @@ fn entrant<L: Lock + Send + 'static>() -> Entrant {
     Entrant {
         name: L::NAME,
         read: Box::new(move |span| {
-            let mut sum = 0_u64;
-            let ns = timed(span, || sum = sum.wrapping_add(lock.read()));
-            black_box(sum);
-            ns
+            timed(span, || {
+                black_box(burst(lock));
+            }) / f64::from(BURST)
         }),
         write: Box::new(move |span| timed(span, || lock.write())),
     }
+}
+
+/// A loop of its own for each lock, so that none depends on what the compiler made of the code around it.
+#[inline(never)]
+fn burst<L: Lock>(lock: &L) -> u64 {
+    (0..BURST).fold(0, |sum, _| sum.wrapping_add(lock.read()))
 }
 
 fn field() -> Vec<Entrant> {
