@@ -44,7 +44,7 @@ impl CancelToken {
         Self::default()
     }
 
-    /// Ends all waits that were given this token, present and future ones.
+    /// Ends all waits that were given this token, present and future ones. Takes a mutex: not for signal handlers.
     pub fn cancel(&self) {
         self.shared.cancelled.store(true, Ordering::Release);
         for sleeper in &*self.shared.sleepers.lock() {
@@ -135,7 +135,7 @@ impl<'t> Wait<'t> {
         }
     }
 
-    /// The same wait, with a deadline.
+    /// The same wait, with this deadline in place of any other.
     #[must_use]
     pub const fn and_until(mut self, deadline: Instant) -> Self {
         self.deadline = Some(deadline);
@@ -161,16 +161,33 @@ impl<'t> Wait<'t> {
         Ok(())
     }
 
+    /// Gets ready to sleep: lists the sleeper with the token, which may allocate.
+    pub(crate) fn prepare<'w>(&'w self, bell: &'w Bell) -> Sleep<'w> {
+        Sleep {
+            wait: self,
+            bell,
+            _enlisted: self.token.map(|token| token.enlist(bell)),
+        }
+    }
+}
+
+/// A thread that is about to sleep.
+pub(crate) struct Sleep<'w> {
+    wait: &'w Wait<'w>,
+    bell: &'w Bell,
+    _enlisted: Option<Enlisted<'w>>,
+}
+
+impl Sleep<'_> {
     /// Sleeps until `done` says so, looking again whenever the bell rings. What `done` looks at must be true before
-    /// somebody rings.
-    pub(crate) fn sleep(&self, bell: &Bell, mut done: impl FnMut() -> bool) -> Result<(), GaveUp> {
-        let _enlisted = self.token.map(|token| token.enlist(bell));
+    /// somebody rings. Doesn't unwind unless `done` does.
+    pub(crate) fn until(&self, mut done: impl FnMut() -> bool) -> Result<(), GaveUp> {
         loop {
             if done() {
                 return Ok(());
             }
-            self.check()?;
-            bell.sleep(self.deadline);
+            self.wait.check()?;
+            self.bell.sleep(self.wait.deadline);
         }
     }
 }

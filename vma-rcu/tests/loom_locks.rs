@@ -174,3 +174,243 @@ fn percpu_guards_move_and_writers_give_up() {
         drop(unsafe { Box::from_raw(std::ptr::from_ref(held).cast_mut()) });
     });
 }
+
+/// Two readers that waited are in at the same time: the first waits for the second.
+#[test]
+fn readers_behind_a_writer_enter_together() {
+    model(3, || {
+        let lock = Arc::new(RwSemaphore::new(Watched::default()));
+        let writer = lock.write();
+        let second = {
+            let lock = Arc::clone(&lock);
+            thread::spawn(move || lock.read().get())
+        };
+        let first = {
+            let lock = Arc::clone(&lock);
+            thread::spawn(move || {
+                let guard = lock.read();
+                assert_eq!(guard.get(), 1);
+                assert_eq!(second.join().unwrap(), 1);
+            })
+        };
+        writer.add(1);
+        drop(writer);
+        first.join().unwrap();
+        assert!(!lock.is_contended() && lock.try_write().is_some());
+    });
+}
+/// A reader that waited enters while the downgraded guard is held.
+#[test]
+fn a_downgrade_lets_waiting_readers_in() {
+    model(3, || {
+        let lock = Arc::new(RwSemaphore::new(Watched::default()));
+        let writer = lock.write();
+        let reader = {
+            let lock = Arc::clone(&lock);
+            thread::spawn(move || lock.read().get())
+        };
+        writer.add(1);
+        let kept = writer.downgrade();
+        assert_eq!(reader.join().unwrap(), 1);
+        drop(kept);
+        assert!(lock.try_write().is_some());
+    });
+}
+/// A reader may be let in at the very instant at which it gives up.
+#[test]
+fn let_in_while_giving_up() {
+    model(3, || {
+        let lock = Arc::new(RwSemaphore::new(Watched::default()));
+        let token = CancelToken::new();
+        let writer = lock.write();
+        let patient = {
+            let lock = Arc::clone(&lock);
+            thread::spawn(move || lock.read().get())
+        };
+        let hasty = {
+            let (lock, token) = (Arc::clone(&lock), token.clone());
+            thread::spawn(move || lock.read_with(Wait::killable(&token)).map(|g| g.get()))
+        };
+        drop(writer);
+        token.cancel();
+        patient.join().unwrap();
+        let _ = hasty.join().unwrap();
+        assert!(!lock.is_contended() && lock.try_write().is_some());
+    });
+}
+/// The same for the per-CPU semaphore.
+#[test]
+fn percpu_let_in_while_giving_up() {
+    model(3, || {
+        let lock = Arc::new(PercpuRwSemaphore::new(Watched::default()));
+        let token = CancelToken::new();
+        let writer = lock.write();
+        let patient = {
+            let lock = Arc::clone(&lock);
+            thread::spawn(move || lock.read().get())
+        };
+        let hasty = {
+            let (lock, token) = (Arc::clone(&lock), token.clone());
+            thread::spawn(move || {
+                lock.write_with(Wait::killable(&token))
+                    .map(|g| g.add(1))
+                    .err()
+            })
+        };
+        drop(writer);
+        token.cancel();
+        patient.join().unwrap();
+        let _ = hasty.join().unwrap();
+        assert!(lock.is_fast() && lock.try_write().is_some());
+    });
+}
+/// A guard is dropped by another thread while its owner takes and drops one of its own.
+#[test]
+fn percpu_a_foreign_drop_beside_the_owner() {
+    model(3, || {
+        let held: &'static PercpuRwSemaphore<Watched> = Box::leak(Box::default());
+        let guard = held.read();
+        let writer = thread::spawn(move || held.write().add(1));
+        let dropper = thread::spawn(move || {
+            guard.get();
+            drop(guard)
+        });
+        if let Some(guard) = held.try_read() {
+            assert!(guard.get() <= 1);
+        }
+        writer.join().unwrap();
+        dropper.join().unwrap();
+        assert!(held.is_fast() && held.try_write().is_some());
+        drop(unsafe { Box::from_raw(std::ptr::from_ref(held).cast_mut()) });
+    });
+}
+/// Without counters of their own, all readers share one.
+#[test]
+fn percpu_shared_counter() {
+    model(3, || {
+        let lock = Arc::new(PercpuRwSemaphore::with_counters(Watched::default(), 0));
+        let readers: Vec<_> = (0..2)
+            .map(|_| {
+                let lock = Arc::clone(&lock);
+                thread::spawn(move || {
+                    if let Some(guard) = lock.try_read() {
+                        assert!(guard.get() <= 1);
+                    }
+                })
+            })
+            .collect();
+        lock.write().add(1);
+        for r in readers {
+            r.join().unwrap();
+        }
+        assert!(lock.is_fast() && lock.try_write().is_some());
+    });
+}
+/// A try that fails lets in whoever has queued meanwhile.
+#[test]
+fn percpu_a_writer_that_only_tries() {
+    model(3, || {
+        let lock = Arc::new(PercpuRwSemaphore::new(Watched::default()));
+        let readers: Vec<_> = (0..2)
+            .map(|_| {
+                let lock = Arc::clone(&lock);
+                thread::spawn(move || assert!(lock.read().get() <= 1))
+            })
+            .collect();
+        if let Some(w) = lock.try_write() {
+            w.add(1);
+        }
+        for r in readers {
+            r.join().unwrap();
+        }
+        assert!(lock.is_fast() && lock.try_write().is_some());
+    });
+}
+/// H: deadlines
+/// Waits that end at once, beside a holder (a model has no clock: each deadline has passed).
+#[test]
+fn deadlines() {
+    model(3, || {
+        let lock = Arc::new(PercpuRwSemaphore::new(Watched::default()));
+        let over = Wait::until(std::time::Instant::now());
+        let reader = {
+            let lock = Arc::clone(&lock);
+            thread::spawn(move || assert!(lock.read().get() <= 2))
+        };
+        let w2 = {
+            let lock = Arc::clone(&lock);
+            thread::spawn(move || lock.write().add(1))
+        };
+        if let Ok(w) = lock.write_with(over) {
+            w.add(1);
+        }
+        reader.join().unwrap();
+        w2.join().unwrap();
+        assert!(lock.is_fast() && lock.try_write().is_some());
+    });
+}
+/// I: the last of two readers hands over
+/// What a reader did comes before what the writer does that it lets in.
+#[test]
+fn the_last_reader_lets_a_writer_in() {
+    model(3, || {
+        let lock = Arc::new(RwSemaphore::new(Watched::default()));
+        let a = lock.read();
+        let reader = {
+            let lock = Arc::clone(&lock);
+            thread::spawn(move || assert!(lock.read().get() <= 1))
+        };
+        let writer = {
+            let lock = Arc::clone(&lock);
+            thread::spawn(move || lock.write().add(1))
+        };
+        a.get();
+        drop(a);
+        reader.join().unwrap();
+        writer.join().unwrap();
+        assert!(!lock.is_contended() && lock.try_write().is_some());
+    });
+}
+/// J: somebody who gives up hands over for a writer that has left
+/// Who gives up lets in those behind it.
+#[test]
+fn who_gives_up_hands_over() {
+    model(3, || {
+        let lock = Arc::new(RwSemaphore::new(Watched::default()));
+        let w = lock.write();
+        let reader = {
+            let lock = Arc::clone(&lock);
+            thread::spawn(move || assert!(lock.read().get() <= 1))
+        };
+        let hasty = {
+            let lock = Arc::clone(&lock);
+            thread::spawn(move || {
+                let _ = lock
+                    .write_with(Wait::until(std::time::Instant::now()))
+                    .map(|g| g.get());
+            })
+        };
+        w.add(1);
+        drop(w);
+        reader.join().unwrap();
+        hasty.join().unwrap();
+        assert!(!lock.is_contended() && lock.try_write().is_some());
+    });
+}
+
+/// K: a step back beside a guard of the same counter
+/// A reader that steps back, on the counter of a guard that is held.
+#[test]
+fn percpu_a_step_back_beside_a_guard_of_the_same_thread() {
+    model(3, || {
+        let held: &'static PercpuRwSemaphore<Watched> = Box::leak(Box::default());
+        let guard = held.read();
+        let writer = thread::spawn(move || held.write().add(1));
+        drop(held.try_read());
+        assert_eq!(guard.get(), 0);
+        drop(guard);
+        writer.join().unwrap();
+        assert!(held.is_fast() && held.try_write().is_some());
+        drop(unsafe { Box::from_raw(std::ptr::from_ref(held).cast_mut()) });
+    });
+}

@@ -25,7 +25,8 @@
 //! let in by a leaving writer, use one that is shared (by atomic additions).
 //!
 //! A thread that holds the shared side must not ask for it again: behind a waiting writer it would wait for
-//! itself.
+//! itself. Not for signal handlers: one that interrupts its thread's reader between the load and the store of a counter would
+//! lose it. In the child of a fork the readers of other threads stay counted.
 //!
 //! ```
 //! use vma_rcu::percpu_rwsem::PercpuRwSemaphore;
@@ -77,9 +78,11 @@ impl Counter {
     /// Whether no reader is in. Once nobody enters any more that stays so, but for those that are about to step back.
     fn is_empty(&self) -> bool {
         // `entered` last: what is seen of the others is never ahead of it.
+        let early = planted("entered_first").then(|| self.entered.load(Ordering::Relaxed));
         let left = self.left.load(Ordering::Acquire);
         let gone = self.gone.load(Ordering::Acquire);
-        self.entered.load(Ordering::Acquire) == left.wrapping_add(gone)
+        let entered = early.unwrap_or_else(|| self.entered.load(Ordering::Relaxed));
+        entered == left.wrapping_add(gone)
     }
 }
 
@@ -189,9 +192,13 @@ impl<T: ?Sized> PercpuRwSemaphore<T> {
         }
     }
 
-    /// The shared side, unless there is a writer or one waits.
+    /// The shared side, unless a writer is in, waits, or tries.
     #[inline]
     pub fn try_read(&self) -> Option<ReadGuard<'_, T>> {
+        // Not needed, but so that who can't come in doesn't step in and disturb the writer.
+        if self.gate.load(Ordering::Relaxed) & CLOSED != 0 {
+            return None;
+        }
         let Some(counter) = self.counters.get(seat()) else {
             return self.try_read_otherwise();
         };
@@ -281,20 +288,22 @@ impl<T: ?Sized> PercpuRwSemaphore<T> {
         let bell = Bell::new();
         let mut waiter = Waiter::new(mode, bell.clone());
         let waiter = NonNull::from(&mut waiter);
+        // May allocate: before anything is queued.
+        let sleep = wait.prepare(&bell);
         {
             let mut state = self.state.lock();
             if !state.writer {
                 self.let_in(&mut state, mode);
                 return Ok(());
             }
-            // SAFETY: W1. Every way out of this function is behind its removal.
+            // SAFETY: W1. Every way out of this function is behind its removal; nothing below unwinds.
             unsafe { state.queue.push(waiter) };
         }
         let granted = || {
             // SAFETY: pushed above.
             unsafe { self.state.lock().queue.is_granted(waiter) }
         };
-        let Err(reason) = wait.sleep(&bell, granted) else {
+        let Err(reason) = sleep.until(granted) else {
             return Ok(());
         };
         let mut state = self.state.lock();
@@ -323,16 +332,13 @@ impl<T: ?Sized> PercpuRwSemaphore<T> {
     /// As for [`read_with`](Self::read_with).
     pub fn write_with(&self, wait: Wait<'_>) -> Result<WriteGuard<'_, T>, GaveUp> {
         self.queue(Mode::Exclusive, wait)?;
-        match self.drain(wait) {
-            Ok(()) => Ok(WriteGuard { lock: self }),
-            Err(reason) => {
-                self.hand_over();
-                Err(reason)
-            }
-        }
+        // From here on the guard lets the next ones in, whatever happens.
+        let guard = WriteGuard { lock: self };
+        self.drain(wait)?;
+        Ok(guard)
     }
 
-    /// The exclusive side, if nobody has either and nobody waits.
+    /// The exclusive side, if nobody has either, waits, or is just looking.
     pub fn try_write(&self) -> Option<WriteGuard<'_, T>> {
         {
             let mut state = self.state.lock();
@@ -341,12 +347,9 @@ impl<T: ?Sized> PercpuRwSemaphore<T> {
             }
             state.writer = true;
         }
+        let guard = WriteGuard { lock: self };
         self.close();
-        if self.is_drained() {
-            return Some(WriteGuard { lock: self });
-        }
-        self.hand_over();
-        None
+        self.drained(0).is_none().then_some(guard)
     }
 
     /// Closes the fast path, if it isn't closed: afterwards every reader that is in can be seen.
@@ -359,24 +362,35 @@ impl<T: ?Sized> PercpuRwSemaphore<T> {
         }
     }
 
-    fn is_drained(&self) -> bool {
-        self.shared.is_empty() && self.counters.iter().all(Counter::is_empty)
+    /// The first counter, from index `from` on, with a reader in. Once the fast path is closed, one that was seen empty has
+    /// none until it's opened again, but for those that step back.
+    fn drained(&self, from: usize) -> Option<usize> {
+        let all = self.counters.iter().chain([&self.shared]).enumerate();
+        let mut left = all.skip(from);
+        left.find(|(_, counter)| !counter.is_empty())
+            .map(|(index, _)| index)
     }
 
     /// Waits until no reader is in.
     fn drain(&self, wait: Wait<'_>) -> Result<(), GaveUp> {
         let bell = Bell::new();
-        // Before the fast path is closed: a reader that sees it closed finds the bell.
+        let sleep = wait.prepare(&bell);
         self.state.lock().draining = Some(bell.clone());
         self.close();
-        let result = wait.sleep(&bell, || self.is_drained());
-        self.state.lock().draining = None;
-        result
+        let mut next = 0;
+        sleep.until(|| match self.drained(next) {
+            Some(busy) => {
+                next = busy;
+                false
+            }
+            None => true,
+        })
     }
 
     /// The writer leaves, or gives up.
     fn hand_over(&self) {
         let mut state = self.state.lock();
+        state.draining = None;
         while let Some(mode) = state.queue.front().map(|front| front.mode) {
             self.let_in(&mut state, mode);
             state.queue.grant_front();
@@ -461,7 +475,7 @@ impl<T: ?Sized> Drop for ReadGuard<'_, T> {
     fn drop(&mut self) {
         // Where this thread's counter is, or would be.
         let own = self.lock.counters.as_ptr().wrapping_add(seat());
-        if std::ptr::eq(own, self.counter) {
+        if std::ptr::eq(own, self.counter) && !std::ptr::eq(own, &raw const self.lock.shared) {
             let left = self.counter.left.load(Ordering::Relaxed);
             let order = if planted("relaxed_percpu_unlock") {
                 Ordering::Relaxed

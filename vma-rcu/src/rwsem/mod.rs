@@ -19,7 +19,7 @@
 //! So nobody starves: a thread waits for those before it in the queue, and for at most 32 writers each.
 //!
 //! A thread that holds the shared side must not ask for it again: behind a waiting writer it would wait for
-//! itself.
+//! itself. Not for signal handlers. The first wait of a thread that std hasn't made may allocate its handle.
 //!
 //! ```
 //! use vma_rcu::rwsem::RwSemaphore;
@@ -47,10 +47,12 @@ pub trait LockStatistics {
     /// Whether to measure at all.
     const ACTIVE: bool = true;
 
-    /// A thread waited before it entered. Called with the lock held.
+    /// A thread has entered, this time after it asked; uncontended entries included, tries and waits that were given up not.
+    /// Called with the lock held.
     fn waited(&self, exclusive: bool, time: Duration);
 
-    /// A thread held the lock. Called after it has let go; after a downgrade, for each part.
+    /// A thread has held the lock for this time. Called after it has let go; at a downgrade, for the exclusive part, with the
+    /// shared side held.
     fn held(&self, exclusive: bool, time: Duration);
 }
 
@@ -122,11 +124,14 @@ impl<T: ?Sized, S: LockStatistics> RwSemaphore<T, S> {
     /// [`GaveUp`]: the lock and its queue are as if nobody had asked. A free lock is entered whatever `wait` says.
     #[inline]
     pub fn read_with(&self, wait: Wait<'_>) -> Result<ReadGuard<'_, T, S>, GaveUp> {
-        self.enter(Mode::Shared, wait)?;
-        Ok(ReadGuard::of(self))
+        let asked = now::<S>();
+        self.raw.enter(Mode::Shared, wait)?;
+        let guard = ReadGuard::of(self);
+        self.entered(false, asked);
+        Ok(guard)
     }
 
-    /// The shared side, if it's free and nobody waits.
+    /// The shared side, if it's free and nobody waits or is about to.
     #[inline]
     pub fn try_read(&self) -> Option<ReadGuard<'_, T, S>> {
         self.raw.try_shared().then(|| ReadGuard::of(self))
@@ -148,25 +153,25 @@ impl<T: ?Sized, S: LockStatistics> RwSemaphore<T, S> {
     /// As for [`read_with`](Self::read_with).
     #[inline]
     pub fn write_with(&self, wait: Wait<'_>) -> Result<WriteGuard<'_, T, S>, GaveUp> {
-        self.enter(Mode::Exclusive, wait)?;
-        Ok(WriteGuard::of(self))
+        let asked = now::<S>();
+        self.raw.enter(Mode::Exclusive, wait)?;
+        let guard = WriteGuard::of(self);
+        self.entered(true, asked);
+        Ok(guard)
     }
 
-    /// The exclusive side, if it's free and nobody waits.
+    /// The exclusive side, if it's free and nobody waits or is about to.
     #[inline]
     pub fn try_write(&self) -> Option<WriteGuard<'_, T, S>> {
         self.raw.try_exclusive().then(|| WriteGuard::of(self))
     }
 
+    /// After the guard was made: a panic in here lets go of the lock.
     #[inline]
-    fn enter(&self, mode: Mode, wait: Wait<'_>) -> Result<(), GaveUp> {
-        let start = now::<S>();
-        self.raw.enter(mode, wait)?;
-        if let Some(start) = start {
-            self.statistics
-                .waited(mode == Mode::Exclusive, start.elapsed());
+    fn entered(&self, exclusive: bool, asked: Option<Instant>) {
+        if let Some(asked) = asked {
+            self.statistics.waited(exclusive, asked.elapsed());
         }
-        Ok(())
     }
 
     /// Whether somebody waits at the moment. It may have changed by the time that the caller looks at it.
@@ -186,12 +191,17 @@ impl<T: ?Sized, S: LockStatistics> RwSemaphore<T, S> {
     }
 
     #[inline]
-    fn report(&self, mode: Mode, since: Option<Instant>) {
-        if let Some(since) = since {
-            self.statistics
-                .held(mode == Mode::Exclusive, since.elapsed());
+    fn held(&self, exclusive: bool, time: Option<Duration>) {
+        if let Some(time) = time {
+            self.statistics.held(exclusive, time);
         }
     }
+}
+
+/// How long it has been, asked before the lock is let go of.
+#[inline]
+fn since(taken: Option<Instant>) -> Option<Duration> {
+    taken.map(|taken| taken.elapsed())
 }
 
 impl<T: ?Sized + fmt::Debug, S: LockStatistics> fmt::Debug for RwSemaphore<T, S> {
@@ -211,14 +221,14 @@ impl<T: ?Sized + fmt::Debug, S: LockStatistics> fmt::Debug for RwSemaphore<T, S>
 #[must_use = "the lock is let go of when the guard is dropped"]
 pub struct ReadGuard<'l, T: ?Sized, S: LockStatistics = ()> {
     lock: &'l RwSemaphore<T, S>,
-    since: Option<Instant>,
+    taken: Option<Instant>,
 }
 
 impl<'l, T: ?Sized, S: LockStatistics> ReadGuard<'l, T, S> {
     #[inline]
     fn of(lock: &'l RwSemaphore<T, S>) -> Self {
-        let since = now::<S>();
-        ReadGuard { lock, since }
+        let taken = now::<S>();
+        ReadGuard { lock, taken }
     }
 }
 
@@ -235,8 +245,9 @@ impl<T: ?Sized, S: LockStatistics> Deref for ReadGuard<'_, T, S> {
 impl<T: ?Sized, S: LockStatistics> Drop for ReadGuard<'_, T, S> {
     #[inline]
     fn drop(&mut self) {
+        let time = since(self.taken);
         self.lock.raw.leave_shared();
-        self.lock.report(Mode::Shared, self.since);
+        self.lock.held(false, time);
     }
 }
 
@@ -252,24 +263,25 @@ impl<T: ?Sized + fmt::Debug, S: LockStatistics> fmt::Debug for ReadGuard<'_, T, 
 #[must_use = "the lock is let go of when the guard is dropped"]
 pub struct WriteGuard<'l, T: ?Sized, S: LockStatistics = ()> {
     lock: &'l RwSemaphore<T, S>,
-    since: Option<Instant>,
+    taken: Option<Instant>,
 }
 
 impl<'l, T: ?Sized, S: LockStatistics> WriteGuard<'l, T, S> {
     #[inline]
     fn of(lock: &'l RwSemaphore<T, S>) -> Self {
-        let since = now::<S>();
-        WriteGuard { lock, since }
+        let taken = now::<S>();
+        WriteGuard { lock, taken }
     }
 
     /// Keeps the shared side. No writer comes in between; readers at the front of the queue enter beside.
     #[inline]
     pub fn downgrade(self) -> ReadGuard<'l, T, S> {
-        let (lock, since) = (self.lock, self.since);
+        let (lock, time) = (self.lock, since(self.taken));
         std::mem::forget(self);
         lock.raw.downgrade();
-        lock.report(Mode::Exclusive, since);
-        ReadGuard::of(lock)
+        let guard = ReadGuard::of(lock);
+        lock.held(true, time);
+        guard
     }
 }
 
@@ -294,8 +306,9 @@ impl<T: ?Sized, S: LockStatistics> DerefMut for WriteGuard<'_, T, S> {
 impl<T: ?Sized, S: LockStatistics> Drop for WriteGuard<'_, T, S> {
     #[inline]
     fn drop(&mut self) {
+        let time = since(self.taken);
         self.lock.raw.leave_exclusive();
-        self.lock.report(Mode::Exclusive, self.since);
+        self.lock.held(true, time);
     }
 }
 

@@ -9,7 +9,7 @@
 //!
 //! Whoever leaves last wakes the front of the queue and leaves the lock free for it. While it wakes up, another
 //! *writer* may go first, so that a short critical section isn't followed by a thread's wake-up each time; after
-//! [`OVERTAKE`] times the lock is handed over instead.
+//! some times ([`overtake`]) the lock is handed over instead.
 
 use std::ptr::NonNull;
 
@@ -24,7 +24,16 @@ const READER: usize = 4;
 const MAX_READERS: usize = usize::MAX / 2;
 
 /// How often writers may go before the front of the queue.
-const OVERTAKE: u32 = if cfg!(loom) { 1 } else { 32 };
+fn overtake() -> u32 {
+    if planted("always_hand_over") {
+        0
+    } else if cfg!(loom) {
+        1
+    } else {
+        32
+    }
+}
+
 /// Looks at the word before a thread queues.
 const SPINS: u32 = if cfg!(loom) { 0 } else { 40 };
 
@@ -38,10 +47,18 @@ pub(super) struct RawRwSemaphore {
     queue: Mutex<WaitQueue>,
 }
 
+fn hand_over_order() -> Ordering {
+    if planted("relaxed_hand_over") {
+        Ordering::Relaxed
+    } else {
+        Ordering::Acquire
+    }
+}
+
 /// Whether `mode` may enter beside those that are in.
 fn is_free(state: usize, mode: Mode) -> bool {
     match mode {
-        Mode::Shared => state & WRITER == 0,
+        Mode::Shared => state & WRITER == 0 && state < MAX_READERS,
         Mode::Exclusive => state & !QUEUED == 0,
     }
 }
@@ -105,6 +122,8 @@ impl RawRwSemaphore {
         let bell = Bell::new();
         let mut waiter = Waiter::new(mode, bell.clone());
         let waiter = NonNull::from(&mut waiter);
+        // May allocate: before anything is queued.
+        let sleep = wait.prepare(&bell);
         let mut queue = self.queue.lock();
         let state = self.state.fetch_or(QUEUED, Ordering::Relaxed);
         if is_free(state, mode) && self.may_overtake(&mut queue, mode) {
@@ -115,10 +134,10 @@ impl RawRwSemaphore {
             self.settle(&mut queue);
             return Err(reason);
         }
-        // SAFETY: W1. Every way out of this function is behind its removal.
+        // SAFETY: W1. Every way out of this function is behind its removal; nothing below unwinds.
         unsafe { queue.push(waiter) };
         drop(queue);
-        let result = wait.sleep(&bell, || self.look_again(waiter, mode));
+        let result = sleep.until(|| self.look_again(waiter, mode));
         if let Err(reason) = result
             && !self.leave_queue(waiter)
         {
@@ -132,7 +151,7 @@ impl RawRwSemaphore {
         let Some(front) = queue.front() else {
             return true;
         };
-        if mode == Mode::Shared || front.overtaken >= OVERTAKE {
+        if mode == Mode::Shared || front.overtaken >= overtake() {
             return false;
         }
         front.overtaken += 1;
@@ -196,8 +215,10 @@ impl RawRwSemaphore {
         while queue
             .front()
             .is_some_and(|front| front.mode == Mode::Shared)
+            && is_free(self.state.load(Ordering::Relaxed), Mode::Shared)
+            && !planted("ungranted_readers")
         {
-            self.state.fetch_add(READER, Ordering::Acquire);
+            self.state.fetch_add(READER, hand_over_order());
             queue.grant_front();
         }
         self.unmark(queue);
@@ -212,13 +233,13 @@ impl RawRwSemaphore {
         if !is_free(state, front.mode) {
             return;
         }
-        if front.overtaken < OVERTAKE {
+        if front.overtaken < overtake() {
             return front.nudge();
         }
         match front.mode {
             Mode::Shared => self.grant_readers(queue),
             Mode::Exclusive => {
-                self.state.fetch_add(WRITER, Ordering::Acquire);
+                self.state.fetch_add(WRITER, hand_over_order());
                 queue.grant_front();
                 self.unmark(queue);
             }
@@ -260,7 +281,7 @@ impl RawRwSemaphore {
             return;
         }
         let before = self.state.fetch_add(READER - WRITER, Ordering::Release);
-        if before & QUEUED != 0 {
+        if before & QUEUED != 0 && !planted("silent_downgrade") {
             self.wake();
         }
     }

@@ -248,8 +248,9 @@ impl<T: Record> RangeTree<T> {
         wait: Wait<'_>,
     ) -> Result<(), GaveUp> {
         let bell = Bell::new();
+        let sleep = wait.prepare(&bell);
         *self.excluding.lock() = Some(bell.clone());
-        let result = wait.sleep(&bell, is_empty);
+        let result = sleep.until(is_empty);
         *self.excluding.lock() = None;
         result
     }
