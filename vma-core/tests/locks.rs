@@ -1,6 +1,8 @@
 //! The three strengths of reading, downgrade, and giving up.
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
+mod watchdog;
+
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread;
@@ -176,6 +178,7 @@ fn a_wrong_lock_order_is_caught() {
 #[test]
 fn stress() {
     let seconds = std::env::var("VMA_STRESS_SECONDS").map_or(1, |s| s.parse().unwrap());
+    let _watchdog = watchdog::watch(Duration::from_secs(seconds + 60));
     let until = Instant::now() + Duration::from_secs(seconds);
     let space = AddressSpace::default();
     let (done, gave_up, locks) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
@@ -221,7 +224,7 @@ fn stress() {
                 }
             });
         }
-        for seed in 5..=7_u64 {
+        for seed in 5..=8_u64 {
             let (space, done, gave_up) = (&space, &done, &gave_up);
             scope.spawn(move || {
                 let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);

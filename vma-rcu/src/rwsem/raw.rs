@@ -25,7 +25,7 @@ const MAX_READERS: usize = usize::MAX / 2;
 
 /// How often writers may go before the front of the queue.
 fn overtake() -> u32 {
-    if planted("always_hand_over") {
+    if planted("always_hand_over") || planted("relaxed_hand_over") {
         0
     } else if cfg!(loom) {
         1
