@@ -8,7 +8,10 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use vma_core::{AddressSpace, Busy, CancelToken, Errno, GaveUp, MapRequest, Prot, Wait};
+use vma_core::{
+    AddressSpace, Busy, CancelToken, Errno, GaveUp, MapError, MapRequest, Prot, ProtectError,
+    UnmapError, Wait,
+};
 
 const PAGE: u64 = 4096;
 const BASE: u64 = 0x1000_0000;
@@ -52,7 +55,7 @@ fn a_locked_mapping_holds_up_only_the_calls_that_replace_it() {
         killed()
             .map(&MapRequest::anonymous(PAGE, Prot::empty()).fixed(at(14)))
             .unwrap();
-        let before = space.read().maps().to_string();
+        let before = space.read().maps();
         // What is in it or takes it in: each fails with EINTR, and nothing has changed.
         let unmap = killed().unmap(at(10), PAGE).unwrap_err();
         assert_eq!(unmap.errno(), Errno::EINTR);
@@ -64,7 +67,7 @@ fn a_locked_mapping_holds_up_only_the_calls_that_replace_it() {
         assert_eq!(over.unwrap_err().errno(), Errno::EINTR);
         let advise = killed().advise(at(10), PAGE, vma_core::Advice::DONTFORK);
         assert_eq!(advise.unwrap_err().errno(), Errno::EINTR);
-        assert_eq!(space.read().maps().to_string(), before);
+        assert_eq!(space.read().maps(), before);
         space.check().unwrap();
         let_go.send(()).unwrap();
         holder.join().unwrap();
@@ -108,14 +111,14 @@ fn a_downgrade_keeps_the_layout_and_the_hooks_wait() {
     let mut exclusive = space.write();
     exclusive.unmap(at(1), PAGE).unwrap();
     let shared = exclusive.downgrade();
-    let text = shared.maps().to_string();
+    let text = shared.maps();
     thread::scope(|scope| {
         let reader = scope.spawn(|| space.totals());
         assert_eq!(reader.join().unwrap().map_count, 2);
         let writer = scope.spawn(|| space.unmap(at(0), PAGE));
         thread::sleep(SOON);
         assert!(!writer.is_finished());
-        assert_eq!(shared.maps().to_string(), text);
+        assert_eq!(shared.maps(), text);
         drop(shared);
         writer.join().unwrap().unwrap();
     });
@@ -174,6 +177,43 @@ fn a_wrong_lock_order_is_caught() {
     drop(first);
 }
 
+/// Page 0 of each block of 16 is never unmapped.
+const BLOCKS: u64 = 16;
+
+/// One reader of the stress: lookups, mapping locks, maps.
+fn read_along(space: &AddressSpace, seed: u64, stop: &AtomicBool, locks: &AtomicU64) {
+    let reader = space.register();
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    while !stop.load(Ordering::Relaxed) {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let addr = at(state % BLOCKS * 16);
+        match state >> 60 {
+            0 => {
+                let maps = space.read().maps();
+                assert!(maps.lines().count() >= BLOCKS as usize);
+            }
+            1..4 => {
+                let wait = Wait::at_most(Duration::from_micros(50));
+                if let Ok(locked) = space.lock_vma_with(addr, &reader, wait) {
+                    let locked = locked.expect("never unmapped");
+                    let guard = reader.pin();
+                    let found = space.find(addr, &guard).unwrap();
+                    assert_eq!(found.range(), locked.vma().range());
+                    assert_eq!(found.flags(), locked.vma().flags());
+                    locks.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            _ => {
+                let guard = reader.pin();
+                let found = space.find(addr, &guard).expect("never unmapped");
+                assert!(found.start() <= addr && addr < found.end());
+            }
+        }
+    }
+}
+
 /// Lookups, mapping locks, maps, writers, downgrades and cancellations at once: C1, C2, C11.
 #[test]
 fn stress() {
@@ -183,46 +223,13 @@ fn stress() {
     let space = AddressSpace::default();
     let (done, gave_up, locks) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     let stop = AtomicBool::new(false);
-    // Page 0 of each block of 16 is never unmapped.
-    let blocks = 16;
-    for block in 0..blocks {
+    for block in 0..BLOCKS {
         map(&space, block * 16, 4, Prot::READ);
     }
     thread::scope(|scope| {
         for seed in 1..=4_u64 {
             let (space, stop, locks) = (&space, &stop, &locks);
-            scope.spawn(move || {
-                let reader = space.register();
-                let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-                while !stop.load(Ordering::Relaxed) {
-                    state ^= state << 13;
-                    state ^= state >> 7;
-                    state ^= state << 17;
-                    let addr = at(state % blocks * 16);
-                    match state >> 60 {
-                        0 => {
-                            let maps = space.read().maps().to_string();
-                            assert!(maps.lines().count() >= blocks as usize);
-                        }
-                        1..4 => {
-                            let wait = Wait::at_most(Duration::from_micros(50));
-                            if let Ok(locked) = space.lock_vma_with(addr, &reader, wait) {
-                                let locked = locked.expect("never unmapped");
-                                let guard = reader.pin();
-                                let found = space.find(addr, &guard).unwrap();
-                                assert_eq!(found.range(), locked.vma().range());
-                                assert_eq!(found.flags(), locked.vma().flags());
-                                locks.fetch_add(1, Ordering::Relaxed);
-                            }
-                        }
-                        _ => {
-                            let guard = reader.pin();
-                            let found = space.find(addr, &guard).expect("never unmapped");
-                            assert!(found.start() <= addr && addr < found.end());
-                        }
-                    }
-                }
-            });
+            scope.spawn(move || read_along(space, seed, stop, locks));
         }
         for seed in 5..=8_u64 {
             let (space, done, gave_up) = (&space, &done, &gave_up);
@@ -232,8 +239,8 @@ fn stress() {
                     state ^= state << 13;
                     state ^= state >> 7;
                     state ^= state << 17;
-                    let page = state % blocks * 16;
-                    let wait = if state >> 40 & 3 == 0 {
+                    let page = state % BLOCKS * 16;
+                    let wait = if (state >> 40).is_multiple_of(4) {
                         Wait::at_most(Duration::from_nanos(state >> 44 & 0xfff))
                     } else {
                         Wait::forever()
@@ -245,12 +252,16 @@ fn stress() {
                     let before = guard.totals();
                     let prot = [Prot::READ, Prot::empty()][(state >> 32 & 1) as usize];
                     let result = match state >> 50 & 3 {
-                        0 => guard.unmap(at(page + 1), 8 * PAGE).map_err(|e| e.errno()),
-                        1 => guard.protect(at(page), PAGE, prot).map_err(|e| e.errno()),
+                        0 => guard
+                            .unmap(at(page + 1), 8 * PAGE)
+                            .map_err(UnmapError::errno),
+                        1 => guard
+                            .protect(at(page), PAGE, prot)
+                            .map_err(ProtectError::errno),
                         _ => {
                             let request = MapRequest::anonymous(3 * PAGE, prot);
                             let request = request.fixed(at(page + 1));
-                            guard.map(&request).map(drop).map_err(|e| e.errno())
+                            guard.map(&request).map(drop).map_err(MapError::errno)
                         }
                     };
                     match result {
@@ -263,7 +274,7 @@ fn stress() {
                     };
                     if state >> 56 & 1 == 0 {
                         let shared = guard.downgrade();
-                        assert!(shared.maps().to_string().lines().count() >= blocks as usize);
+                        assert!(shared.maps().lines().count() >= BLOCKS as usize);
                     }
                 }
             });

@@ -282,6 +282,7 @@ impl WaitQueue {
     /// # Safety
     ///
     /// The waiter was pushed to this queue by the caller.
+    #[expect(clippy::unused_self, reason = "shows that the mutex is held")]
     pub(crate) unsafe fn is_granted(&self, waiter: NonNull<Waiter>) -> bool {
         // SAFETY: W1.
         unsafe { waiter.as_ref() }.granted

@@ -239,7 +239,7 @@ fn stress_with_downgrades_and_cancellations() {
                         0 => Wait::at_most(Duration::from_nanos(state >> 8 & 0xffff)),
                         _ => Wait::forever(),
                     };
-                    let count = if state >> 4 & 3 == 0 {
+                    let count = if (state >> 4).is_multiple_of(4) {
                         lock.write_with(wait).map(|mut pair| {
                             pair.0 += 1;
                             std::hint::spin_loop();

@@ -1,4 +1,4 @@
-//! Locks on single mappings (Linux: per-VMA locks, mm/mmap_lock.c).
+//! Locks on single mappings (Linux: per-VMA locks, `mm/mmap_lock.c`).
 
 use vma_rcu::lock_order::Held;
 use vma_rcu::reclaim::{Guard, Reader};

@@ -5,10 +5,10 @@ use std::thread;
 use std::time::Duration;
 
 /// Disarms the watchdog when dropped.
-pub struct Watchdog(#[expect(dead_code, reason = "held for its destructor")] Sender<()>);
+pub(crate) struct Watchdog(#[expect(dead_code, reason = "held for its destructor")] Sender<()>);
 
 /// Ends the process unless the result is dropped within `limit`.
-pub fn watch(limit: Duration) -> Watchdog {
+pub(crate) fn watch(limit: Duration) -> Watchdog {
     let (alive, gone) = mpsc::channel();
     thread::spawn(move || {
         if gone.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {

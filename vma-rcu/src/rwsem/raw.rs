@@ -63,6 +63,18 @@ fn is_free(state: usize, mode: Mode) -> bool {
     }
 }
 
+/// Whether a newcomer may go before those in the queue, if the lock is free. The front remembers it.
+fn may_overtake(queue: &mut WaitQueue, mode: Mode) -> bool {
+    let Some(front) = queue.front() else {
+        return true;
+    };
+    if mode == Mode::Shared || front.overtaken >= overtake() {
+        return false;
+    }
+    front.overtaken += 1;
+    true
+}
+
 impl RawRwSemaphore {
     #[inline]
     pub(super) fn try_shared(&self) -> bool {
@@ -126,7 +138,7 @@ impl RawRwSemaphore {
         let sleep = wait.prepare(&bell);
         let mut queue = self.queue.lock();
         let state = self.state.fetch_or(QUEUED, Ordering::Relaxed);
-        if is_free(state, mode) && self.may_overtake(&mut queue, mode) {
+        if is_free(state, mode) && may_overtake(&mut queue, mode) {
             self.take(&mut queue, mode);
             return Ok(());
         }
@@ -144,18 +156,6 @@ impl RawRwSemaphore {
             return Err(reason);
         }
         Ok(())
-    }
-
-    /// Whether a newcomer may go before those in the queue, if the lock is free. The front remembers it.
-    fn may_overtake(&self, queue: &mut WaitQueue, mode: Mode) -> bool {
-        let Some(front) = queue.front() else {
-            return true;
-        };
-        if mode == Mode::Shared || front.overtaken >= overtake() {
-            return false;
-        }
-        front.overtaken += 1;
-        true
     }
 
     /// Enters: the caller has the queue, and has seen that the lock is free for `mode`.

@@ -184,18 +184,18 @@ impl<T: Record> RangeTree<T> {
     #[inline]
     unsafe fn lock_below(&self, root: Root, addr: u64) -> Result<Option<Locked<'_, T>>, Busy> {
         // SAFETY: T7, by the caller's promise.
-        let Some((range, record)) = (unsafe { read::find_record::<T>(root, addr) }) else {
+        let Some(place) = (unsafe { read::find_record::<T>(root, addr) }) else {
             return Ok(None);
         };
-        let record = record.cast::<RecordMemory<T>>();
+        let record = place.record.cast::<RecordMemory<T>>();
         // SAFETY: T7, by the caller's promise; values are the first field of their records.
         if !unsafe { record.as_ref() }.lock.try_enter() {
             return Err(Busy);
         }
         Ok(Some(Locked {
             tree: self,
-            start: range.start,
-            end: range.end,
+            start: place.range.start,
+            end: place.range.end,
             record,
         }))
     }
@@ -216,7 +216,7 @@ impl<T: Record> RangeTree<T> {
     #[inline]
     pub(super) unsafe fn exclude(
         &self,
-        records: impl Iterator<Item = *mut T> + Clone,
+        records: &(impl Iterator<Item = *mut T> + Clone),
         wait: Wait<'_>,
     ) -> Result<(), GaveUp> {
         let word = |record: *mut T| {

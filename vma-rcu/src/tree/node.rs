@@ -271,6 +271,16 @@ impl<'n> ChildWriter<'n> {
         self.at += 1;
     }
 
+    /// Some children of another node, as they are.
+    #[inline(always)]
+    pub(super) fn children(&mut self, from: &Inner, gaps: &[u64; LANES], range: Range<usize>) {
+        let pivots = from.pivots[range.clone()].iter();
+        let children = from.children[range.clone()].iter();
+        for ((pivot, child), gap) in pivots.zip(children).zip(&gaps[range]) {
+            self.child(child.load(Ordering::Relaxed), *pivot, *gap);
+        }
+    }
+
     /// That was the last child, which has no pivot; the node's own largest gap.
     #[inline(always)]
     pub(super) fn finish(self) -> u64 {

@@ -5,6 +5,7 @@
 //! reached alive (T7); what a node that was taken out leads to no longer changes (T6), so that a descent
 //! which meets such a node sees the tree as it was when the node was taken out.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
 
@@ -55,12 +56,19 @@ dispatch! {
 
 dispatch! {
     /// The entry that contains `key`: its range and its record, as the pointer that it is.
-    find_record => find_record_with -> Option<(Range<u64>, NonNull<T>)>
+    find_record => find_record_with -> Option<Place<'a, T>>
 }
 
 dispatch! {
     /// The last entry that ends at or below `key`, and the first that ends above it, in one descent.
     neighbours => neighbours_with -> Neighbours<'a, T>
+}
+
+/// Where an entry is, for who needs more of its record than the value.
+pub(super) struct Place<'a, T> {
+    pub(super) range: Range<u64>,
+    pub(super) record: NonNull<T>,
+    alive: PhantomData<&'a T>,
 }
 
 /// The entries before and after a key.
@@ -118,15 +126,16 @@ unsafe fn find_next_with<'a, S: Search, T: Record>(root: Root, key: u64) -> Opti
 ///
 /// T7: what is reachable from `root` can't be freed during `'a`. `S` suits the processor.
 #[inline(always)]
-unsafe fn find_record_with<'a, S: Search, T: Record>(
-    root: Root,
-    key: u64,
-) -> Option<(Range<u64>, NonNull<T>)> {
+unsafe fn find_record_with<'a, S: Search, T: Record>(root: Root, key: u64) -> Option<Place<'a, T>> {
     // SAFETY: T7, by the caller's promise.
     let (leaf, i): (&'a Leaf<T>, usize) = unsafe { place::<S, T>(root, key) }?;
     let slot = &leaf.slots[i];
     let record = NonNull::new(slot.record)?;
-    (slot.start <= key).then_some((slot.start..leaf.ends[i], record))
+    (slot.start <= key).then_some(Place {
+        range: slot.start..leaf.ends[i],
+        record,
+        alive: PhantomData,
+    })
 }
 
 /// Where the first entry that ends above `key` is.

@@ -137,23 +137,22 @@ impl<T: Record> Rebuild<'_, T> {
         // SAFETY: T7: made by us, not yet shown to anybody.
         let out = unsafe { made.as_mut() };
         let mut put = ChildWriter::new(out, self.sequence);
-        for k in 0..i {
-            put.child(parent.child(k), parent.pivots[k], gaps[k]);
-        }
+        put.children(parent, gaps, 0..i);
         let mut last = target.lo;
         for item in &self.scratch.items {
             last = item.last;
             put.child(item.node.as_ptr(), last, item.gap);
         }
-        for k in i + 1..old_len {
-            let mut gap = gaps[k];
-            if k == i + 1 && last != parent.pivots[i] {
-                // SAFETY: T7, T2: the leaf's right neighbour.
-                let next: &Leaf<T> = unsafe { leaf(parent.child(k)) };
-                gap = gap.max(next.gap_end(0).saturating_sub(last));
-            }
-            put.child(parent.child(k), parent.pivots[k], gap);
+        let mut next = i + 1;
+        if next < old_len && last != parent.pivots[i] {
+            // The gap below the right neighbour's first entry has grown.
+            // SAFETY: T7, T2.
+            let right: &Leaf<T> = unsafe { leaf(parent.child(next)) };
+            let gap = right.gap_end(0).saturating_sub(last).max(gaps[next]);
+            put.child(parent.child(next), parent.pivots[next], gap);
+            next += 1;
         }
+        put.children(parent, gaps, next..old_len);
         let gap = put.finish();
         self.scratch.items.clear();
         let own = level.checked_sub(1).map_or(gap, |up| {

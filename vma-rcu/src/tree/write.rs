@@ -420,7 +420,7 @@ impl<'a, T: Record> Prepared<'a, T> {
         let removed = session.writer.scratch.removed.iter();
         let records = removed.map(|removed| removed.record);
         // SAFETY: T7: in the tree until it is published below; the writer is ours.
-        unsafe { session.tree.exclude(records, wait) }?;
+        unsafe { session.tree.exclude(&records, wait) }?;
         session.publish();
         session.account(&totals);
         Ok(Committed { session })

@@ -338,7 +338,7 @@ fn mappings(effort: Effort, report: &mut Report) {
             timed(effort.span, || {
                 let guard = reader.pin();
                 let found = space.find(next(&mut at_find), &guard);
-                black_box(found.map(|vma| vma.start()));
+                black_box(found.map(vma_core::VmaRef::start));
             })
         }),
         Box::new(move || {
