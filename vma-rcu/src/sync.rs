@@ -1,10 +1,10 @@
-//! The only door to atomics, locks and shared ownership: real types, or loom's under `cfg(loom)`.
+//! The only door to atomics, locks and shared ownership: real types, loom's under `cfg(loom)`, shuttle's under `cfg(shuttle)`.
 //!
 //! [`Track`] makes plain memory visible to loom. A node's keys are plain words, written before the node
 //! is published and only read afterwards; loom can't see plain memory, so every node carries a `Track`
 //! that is written with the keys and read with them. Outside of loom it has no size and no code.
 
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 mod imp {
     pub(crate) use parking_lot::Mutex;
     pub(crate) use std::sync::Arc;
@@ -141,11 +141,85 @@ mod imp {
     }
 }
 
+#[cfg(shuttle)]
+mod imp {
+    pub(crate) use std::sync::Arc;
+
+    pub(crate) mod atomic {
+        pub(crate) use shuttle::sync::atomic::{
+            AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering,
+        };
+        // Every access is sequentially consistent there.
+        pub(crate) use std::sync::atomic::{compiler_fence, fence};
+    }
+
+    /// shuttle's mutex with parking_lot's signatures.
+    #[derive(Debug, Default)]
+    pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Mutex(shuttle::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> shuttle::sync::MutexGuard<'_, T> {
+            match self.0.lock() {
+                Ok(guard) => guard,
+                Err(poisoned) => poisoned.into_inner(),
+            }
+        }
+    }
+
+    /// A remembered wake-up, by shuttle's means.
+    #[derive(Clone, Debug)]
+    pub(crate) struct Bell(Arc<(shuttle::sync::Mutex<bool>, shuttle::sync::Condvar)>);
+
+    impl Bell {
+        pub(crate) fn new() -> Self {
+            Bell(Arc::default())
+        }
+
+        /// A schedule has no clock: whoever has a deadline doesn't sleep.
+        pub(crate) fn sleep(&self, _deadline: Option<std::time::Instant>) {
+            let (rung, bell) = &*self.0;
+            let mut rung = rung.lock().expect("nobody panics here");
+            while !std::mem::take(&mut *rung) {
+                rung = bell.wait(rung).expect("nobody panics here");
+            }
+        }
+
+        pub(crate) fn ring(&self) {
+            let (rung, bell) = &*self.0;
+            *rung.lock().expect("nobody panics here") = true;
+            bell.notify_one();
+        }
+
+        pub(crate) fn is(&self, other: &Bell) -> bool {
+            Arc::ptr_eq(&self.0, &other.0)
+        }
+    }
+
+    /// Nothing: shuttle doesn't look at memory.
+    #[derive(Debug, Default)]
+    pub(crate) struct Track;
+
+    #[expect(clippy::unused_self, reason = "loom's has something to do")]
+    impl Track {
+        pub(crate) const fn new() -> Self {
+            Track
+        }
+
+        pub(crate) fn read(&self) {}
+
+        pub(crate) fn write(&self) {}
+    }
+}
+
 pub(crate) use imp::*;
 
 /// Whether this is a model build in which the fault `name` was planted (`VMA_PLANTED`), to see that a model
 /// finds it. Constant false otherwise. An environment variable rather than a cfg: only this crate is built anew.
 #[inline(always)]
 pub(crate) fn planted(name: &str) -> bool {
-    cfg!(loom) && option_env!("VMA_PLANTED") == Some(name)
+    cfg!(any(loom, shuttle)) && option_env!("VMA_PLANTED") == Some(name)
 }

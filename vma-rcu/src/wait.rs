@@ -154,7 +154,7 @@ impl<'t> Wait<'t> {
         // A model has no clock: a deadline there is one that has passed.
         if self
             .deadline
-            .is_some_and(|deadline| cfg!(loom) || Instant::now() >= deadline)
+            .is_some_and(|deadline| cfg!(any(loom, shuttle)) || Instant::now() >= deadline)
         {
             return Err(GaveUp::TimedOut);
         }

@@ -16,7 +16,7 @@ use crate::sync::atomic::{Ordering, fence};
 
 /// How this process does it.
 #[cfg_attr(
-    any(loom, not(target_os = "linux")),
+    any(loom, shuttle, not(target_os = "linux")),
     allow(dead_code, reason = "fences alone")
 )]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub(super) enum Barrier {
 
 impl Barrier {
     /// What the kernel has; asked once.
-    #[cfg(all(target_os = "linux", not(loom)))]
+    #[cfg(all(target_os = "linux", not(any(loom, shuttle))))]
     pub(super) fn detect() -> Self {
         use std::sync::OnceLock;
 
@@ -47,7 +47,7 @@ impl Barrier {
         })
     }
 
-    #[cfg(any(loom, not(target_os = "linux")))]
+    #[cfg(any(loom, shuttle, not(target_os = "linux")))]
     pub(super) fn detect() -> Self {
         Barrier::Symmetric
     }
@@ -67,7 +67,7 @@ impl Barrier {
 
     /// The writers' side.
     pub(super) fn heavy(self) {
-        #[cfg(all(target_os = "linux", not(loom)))]
+        #[cfg(all(target_os = "linux", not(any(loom, shuttle))))]
         if self == Barrier::Asymmetric {
             use rustix::thread::{MembarrierCommand, membarrier};
             // It worked when it was asked for. Should a sandbox have taken it away since, or the kernel lack memory for a moment,

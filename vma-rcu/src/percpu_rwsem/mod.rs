@@ -57,7 +57,7 @@ const CLOSED: u32 = 1;
 const FENCED: u32 = 2;
 
 /// Counters of a semaphore, unless it was made with another number.
-const SEATS: usize = if cfg!(loom) { 4 } else { 64 };
+const SEATS: usize = if cfg!(any(loom, shuttle)) { 4 } else { 64 };
 
 /// One thread's counter, or the shared one. Two cache lines, because some processors fetch them in pairs.
 #[derive(Debug, Default)]

@@ -6,10 +6,10 @@
 
 /// A number that is nobody's, for threads whose locals are gone already; beyond any counter, and such that the address
 /// of its counter, if there were one, wouldn't be that of anything near.
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 const NOBODY: usize = usize::MAX / 256;
 
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 mod imp {
     use std::cell::Cell;
 
@@ -72,15 +72,20 @@ mod imp {
     }
 }
 
-#[cfg(loom)]
+#[cfg(any(loom, shuttle))]
 mod imp {
-    use loom::sync::atomic::{AtomicUsize, Ordering};
+    #[cfg(loom)]
+    use loom as model;
+    #[cfg(shuttle)]
+    use shuttle as model;
 
-    loom::lazy_static! {
+    use model::sync::atomic::{AtomicUsize, Ordering};
+
+    model::lazy_static! {
         static ref NEXT: AtomicUsize = AtomicUsize::new(0);
     }
 
-    loom::thread_local! {
+    model::thread_local! {
         static SEAT: usize = NEXT.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -95,7 +100,7 @@ mod imp {
 
 pub(super) use imp::{assign, seat};
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     fn seat() -> usize {
         super::assign();

@@ -377,9 +377,11 @@ struct Backoff(u32);
 
 impl Backoff {
     fn wait(&mut self) {
+        #[cfg(shuttle)]
+        shuttle::thread::yield_now();
         #[cfg(loom)]
         loom::thread::yield_now();
-        #[cfg(not(loom))]
+        #[cfg(not(any(loom, shuttle)))]
         match self.0 {
             0..8 => std::thread::yield_now(),
             n => std::thread::sleep(Duration::from_micros(1 << n.min(10))),

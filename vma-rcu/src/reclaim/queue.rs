@@ -18,7 +18,7 @@ use crate::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Orderin
 use crate::sync::{Arc, Mutex};
 
 /// Objects per segment, and per grace period at least.
-pub(crate) const SEGMENT: usize = if cfg!(loom) { 2 } else { 128 };
+pub(crate) const SEGMENT: usize = if cfg!(any(loom, shuttle)) { 2 } else { 128 };
 
 /// What the owner of a queue does with words whose grace period is over.
 pub(crate) trait Dispose: Send + Sync + 'static {

@@ -27,7 +27,7 @@ const MAX_READERS: usize = usize::MAX / 2;
 fn overtake() -> u32 {
     if planted("always_hand_over") || planted("relaxed_hand_over") {
         0
-    } else if cfg!(loom) {
+    } else if cfg!(any(loom, shuttle)) {
         1
     } else {
         32
@@ -35,7 +35,7 @@ fn overtake() -> u32 {
 }
 
 /// Looks at the word before a thread queues.
-const SPINS: u32 = if cfg!(loom) { 0 } else { 40 };
+const SPINS: u32 = if cfg!(any(loom, shuttle)) { 0 } else { 40 };
 
 #[derive(Debug, Default)]
 pub(super) struct RawRwSemaphore {
