@@ -154,7 +154,9 @@ fn what_waits_is_let_in_first_come_first_served() {
     thread::scope(|scope| {
         for i in 0..6 {
             let (lock, order) = (&lock, &order);
+            let (here, is_here) = std::sync::mpsc::channel();
             scope.spawn(move || {
+                here.send(()).unwrap();
                 if i % 3 == 2 {
                     let _guard = lock.write();
                     order.lock().unwrap().push(i);
@@ -163,6 +165,7 @@ fn what_waits_is_let_in_first_come_first_served() {
                     order.lock().unwrap().push(i);
                 }
             });
+            is_here.recv().unwrap();
             thread::sleep(SOON);
         }
         drop(held);

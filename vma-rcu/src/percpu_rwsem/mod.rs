@@ -358,7 +358,11 @@ impl<T: ?Sized> PercpuRwSemaphore<T> {
         let gate = self.gate.load(Ordering::Relaxed);
         if gate & CLOSED == 0 {
             self.gate.store(gate | CLOSED, Ordering::Relaxed);
-            self.barrier.heavy();
+            if !self.barrier.heavy() {
+                // A closed gate would tell the next writer that this has been done.
+                self.gate.store(gate, Ordering::Release);
+                panic!("membarrier was there when it was asked for, and is gone now");
+            }
         }
     }
 
