@@ -59,6 +59,9 @@ const FENCED: u32 = 2;
 /// Counters of a semaphore, unless it was made with another number.
 const SEATS: usize = if cfg!(any(loom, shuttle)) { 4 } else { 64 };
 
+/// In a guard: its counter is nobody's own. No thread has this number.
+const SHARED: usize = usize::MAX;
+
 /// One thread's counter, or the shared one. Two cache lines, because some processors fetch them in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
@@ -165,7 +168,7 @@ impl<T: ?Sized> PercpuRwSemaphore<T> {
     /// The shared side, waiting as long as it takes.
     #[inline]
     pub fn read(&self) -> ReadGuard<'_, T> {
-        match self.try_read() {
+        match self.enter() {
             Some(guard) => guard,
             None => self.read_forever(),
         }
@@ -186,7 +189,7 @@ impl<T: ?Sized> PercpuRwSemaphore<T> {
     /// [`GaveUp`]: the lock and its queue are as if nobody had asked. Without a writer it is entered whatever `wait` says.
     #[inline]
     pub fn read_with(&self, wait: Wait<'_>) -> Result<ReadGuard<'_, T>, GaveUp> {
-        match self.try_read() {
+        match self.enter() {
             Some(guard) => Ok(guard),
             None => self.read_slow(wait),
         }
@@ -195,25 +198,29 @@ impl<T: ?Sized> PercpuRwSemaphore<T> {
     /// The shared side, unless a writer is in, waits, or tries.
     #[inline]
     pub fn try_read(&self) -> Option<ReadGuard<'_, T>> {
-        // Not needed, but so that who can't come in doesn't step in and disturb the writer.
+        // Not needed, but so that who tries again and again doesn't step in each time and disturb the writer.
         if self.gate.load(Ordering::Relaxed) & CLOSED != 0 {
             return None;
         }
-        let Some(counter) = self.counters.get(seat()) else {
-            return self.try_read_otherwise();
+        self.enter()
+    }
+
+    /// The fast path.
+    #[inline]
+    fn enter(&self) -> Option<ReadGuard<'_, T>> {
+        let seat = seat();
+        let Some(counter) = self.counters.get(seat) else {
+            return self.enter_otherwise();
         };
         let entered = counter.entered.load(Ordering::Relaxed);
         counter
             .entered
             .store(entered.wrapping_add(1), Ordering::Relaxed);
         if self.is_closed() {
-            self.step_back(counter);
+            self.step_back(seat);
             return None;
         }
-        Some(ReadGuard {
-            lock: self,
-            counter,
-        })
+        Some(ReadGuard { lock: self, seat })
     }
 
     /// The reader's barrier, and then a look at the gate.
@@ -235,26 +242,23 @@ impl<T: ?Sized> PercpuRwSemaphore<T> {
 
     /// The fast path was closed when this reader had come in.
     #[cold]
-    fn step_back<'l>(&'l self, counter: &'l Counter) {
-        drop(ReadGuard {
-            lock: self,
-            counter,
-        });
+    fn step_back(&self, seat: usize) {
+        drop(ReadGuard { lock: self, seat });
     }
 
     /// The thread hasn't a counter of its own, or not yet.
     #[cold]
-    fn try_read_otherwise(&self) -> Option<ReadGuard<'_, T>> {
+    fn enter_otherwise(&self) -> Option<ReadGuard<'_, T>> {
         if seat::assign() {
-            self.try_read()
+            self.enter()
         } else {
-            self.try_read_shared()
+            self.enter_shared()
         }
     }
 
-    fn try_read_shared(&self) -> Option<ReadGuard<'_, T>> {
+    fn enter_shared(&self) -> Option<ReadGuard<'_, T>> {
         let guard = self.shared_guard();
-        guard.counter.entered.fetch_add(1, Ordering::Relaxed);
+        self.shared.entered.fetch_add(1, Ordering::Relaxed);
         // Dropping it steps back.
         (!self.is_closed()).then_some(guard)
     }
@@ -262,7 +266,7 @@ impl<T: ?Sized> PercpuRwSemaphore<T> {
     fn shared_guard(&self) -> ReadGuard<'_, T> {
         ReadGuard {
             lock: self,
-            counter: &self.shared,
+            seat: SHARED,
         }
     }
 
@@ -460,8 +464,9 @@ impl<T: ?Sized + fmt::Debug> fmt::Debug for PercpuRwSemaphore<T> {
 #[must_use = "the lock is let go of when the guard is dropped"]
 pub struct ReadGuard<'l, T: ?Sized> {
     lock: &'l PercpuRwSemaphore<T>,
-    /// That of the thread that took it, or the shared one.
-    counter: &'l Counter,
+    /// The number of the thread on whose counter it counts, or [`SHARED`]. (Not the counter's address: two words are
+    /// returned in registers.)
+    seat: usize,
 }
 
 impl<T: ?Sized> Deref for ReadGuard<'_, T> {
@@ -477,18 +482,20 @@ impl<T: ?Sized> Deref for ReadGuard<'_, T> {
 impl<T: ?Sized> Drop for ReadGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        // Where this thread's counter is, or would be.
-        let own = self.lock.counters.as_ptr().wrapping_add(seat());
-        if std::ptr::eq(own, self.counter) && !std::ptr::eq(own, &raw const self.lock.shared) {
-            let left = self.counter.left.load(Ordering::Relaxed);
+        let own = self.lock.counters.get(self.seat);
+        if let Some(counter) = own
+            && self.seat == seat()
+        {
+            let left = counter.left.load(Ordering::Relaxed);
             let order = if planted("relaxed_percpu_unlock") {
                 Ordering::Relaxed
             } else {
                 Ordering::Release
             };
-            self.counter.left.store(left.wrapping_add(1), order);
+            counter.left.store(left.wrapping_add(1), order);
         } else {
-            self.counter.gone.fetch_add(1, Ordering::Release);
+            let counter = own.unwrap_or(&self.lock.shared);
+            counter.gone.fetch_add(1, Ordering::Release);
         }
         if self.lock.is_closed() {
             self.lock.ring();

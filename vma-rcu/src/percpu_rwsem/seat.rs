@@ -4,10 +4,9 @@
 //! most threads that ever lived at once. What a thread wrote under its number is seen by the next one: the
 //! registry's lock lies between.
 
-/// A number that is nobody's, for threads whose locals are gone already; beyond any counter, and such that the address
-/// of its counter, if there were one, wouldn't be that of anything near.
+/// A number that is nobody's, for threads whose locals are gone already; beyond any counter.
 #[cfg(not(any(loom, shuttle)))]
-const NOBODY: usize = usize::MAX / 256;
+const NOBODY: usize = usize::MAX - 1;
 
 #[cfg(not(any(loom, shuttle)))]
 mod imp {
