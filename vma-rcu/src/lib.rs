@@ -4,6 +4,7 @@
 //! * [`tree`]: [`RangeTree`](tree::RangeTree), disjoint half-open `u64` ranges under read-copy-update.
 //! * [`rwsem`]: a reader-writer semaphore with downgrade and waits that can be given up.
 //! * [`percpu_rwsem`]: a reader-writer semaphore whose readers share nothing.
+//! * [`shootdown`]: waiting until nobody uses an old translation any more.
 //! * [`lock_order`]: a lock order that debug builds enforce.
 //! * [`wait`]: how long to wait, and cancelling from outside.
 //!
@@ -34,10 +35,12 @@
 extern crate self as vma_rcu;
 
 mod alloc;
+mod barrier;
 pub mod lock_order;
 pub mod percpu_rwsem;
 pub mod reclaim;
 pub mod rwsem;
+pub mod shootdown;
 mod sync;
 pub mod tree;
 pub mod wait;

@@ -355,3 +355,33 @@ fn a_batch_that_is_due_is_freed_also_after_one_that_was_not_full() {
         assert!(waiting <= 128 + 2, "{waiting}");
     }
 }
+
+/// Boxes in limbo are dropped once, after the guards of their time, and count meanwhile.
+#[test]
+fn limbo_keeps_a_box_as_long_as_a_guard_of_its_time() {
+    struct Counted(Arc<AtomicUsize>);
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    let domain = Domain::default();
+    let dropped = Arc::new(AtomicUsize::new(0));
+    let limbo = vma_rcu::reclaim::Limbo::try_new(&domain).unwrap();
+    let reader = domain.register();
+    let guard = reader.pin();
+    for _ in 0..300 {
+        assert!(limbo.retire(Box::new(Counted(dropped.clone()))).is_ok());
+        domain.collect();
+    }
+    assert_eq!(dropped.load(Ordering::Relaxed), 0);
+    assert_eq!(domain.stats().pending_objects, 300);
+    drop(guard);
+    domain.synchronize(None).unwrap();
+    assert_eq!(dropped.load(Ordering::Relaxed), 300);
+    // What is left when it goes is the domain's to drop.
+    assert!(limbo.retire(Box::new(Counted(dropped.clone()))).is_ok());
+    drop(limbo);
+    domain.synchronize(None).unwrap();
+    assert_eq!(dropped.load(Ordering::Relaxed), 301);
+}

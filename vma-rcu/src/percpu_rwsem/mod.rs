@@ -37,7 +37,6 @@
 //! assert_eq!(*lock.read(), 2);
 //! ```
 
-mod barrier;
 mod seat;
 
 use std::cell::UnsafeCell;
@@ -45,8 +44,8 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-use self::barrier::Barrier;
 use self::seat::seat;
+use crate::barrier::Barrier;
 use crate::sync::atomic::{AtomicU32, AtomicUsize, Ordering, compiler_fence};
 use crate::sync::{Bell, Mutex, planted};
 use crate::wait::{GaveUp, Mode, Wait, WaitQueue, Waiter};

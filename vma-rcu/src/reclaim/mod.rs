@@ -25,6 +25,7 @@
 //! | dropping the last handle | frees all the rest |
 
 mod grace;
+mod limbo;
 mod queue;
 mod slot;
 
@@ -36,6 +37,7 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 
 use self::grace::GracePeriods;
+pub use self::limbo::Limbo;
 pub(crate) use self::queue::{Counters, Dispose, Drain, Panic, Producer, Queue, keep_first};
 use self::slot::Slot;
 use crate::sync::atomic::{AtomicUsize, Ordering, fence};

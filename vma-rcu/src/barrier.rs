@@ -20,7 +20,7 @@ use crate::sync::atomic::{Ordering, fence};
     allow(dead_code, reason = "fences alone")
 )]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Barrier {
+pub(crate) enum Barrier {
     /// Fences on both sides.
     Symmetric,
     /// The writer alone pays.
@@ -30,7 +30,7 @@ pub(super) enum Barrier {
 impl Barrier {
     /// What the kernel has; asked once.
     #[cfg(all(target_os = "linux", not(any(loom, shuttle))))]
-    pub(super) fn detect() -> Self {
+    pub(crate) fn detect() -> Self {
         use std::sync::OnceLock;
 
         use rustix::thread::{MembarrierCommand, membarrier};
@@ -48,13 +48,13 @@ impl Barrier {
     }
 
     #[cfg(any(loom, shuttle, not(target_os = "linux")))]
-    pub(super) fn detect() -> Self {
+    pub(crate) fn detect() -> Self {
         Barrier::Symmetric
     }
 
     /// The readers' side.
     #[inline(always)]
-    pub(super) fn light(self) {
+    pub(crate) fn light(self) {
         match self {
             Barrier::Symmetric => {
                 if !crate::sync::planted("no_light_barrier") {
@@ -67,7 +67,7 @@ impl Barrier {
 
     /// The writers' side; whether it worked.
     #[must_use]
-    pub(super) fn heavy(self) -> bool {
+    pub(crate) fn heavy(self) -> bool {
         #[cfg(all(target_os = "linux", not(any(loom, shuttle))))]
         if self == Barrier::Asymmetric {
             use rustix::thread::{MembarrierCommand, membarrier};
