@@ -75,6 +75,7 @@ pub(crate) enum Merge {
 }
 
 /// Decides. `prev` and `next` are the neighbours in the layout, adjacent or not.
+#[inline]
 pub(crate) fn decide(
     new: &Proposal<'_>,
     prev: Option<Placed<'_>>,
@@ -114,6 +115,7 @@ pub(crate) fn decide(
     }
 }
 
+#[inline]
 fn fits_left(new: &Proposal<'_>, prev: Placed<'_>) -> bool {
     prev.end == new.start
         && prev.vma.pgoff().wrapping_add(prev.page_count()) == new.pgoff
@@ -121,6 +123,7 @@ fn fits_left(new: &Proposal<'_>, prev: Placed<'_>) -> bool {
         && prev.vma.anon().mergeable(new.anon, new.chain)
 }
 
+#[inline]
 fn fits_right(new: &Proposal<'_>, next: Placed<'_>) -> bool {
     let page_count = next.pages.count(new.end - new.start);
     next.start == new.end

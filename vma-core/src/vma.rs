@@ -87,6 +87,7 @@ impl fmt::Debug for Vma {
 }
 
 impl Vma {
+    #[inline]
     pub(crate) fn new(flags: VmaFlags, pgoff: u64, start_gap: u64) -> Self {
         Vma {
             flags,
@@ -98,6 +99,7 @@ impl Vma {
         }
     }
 
+    #[inline]
     pub(crate) fn with_file(mut self, file: Option<Arc<OpenFile>>) -> Self {
         self.file = file;
         self

@@ -291,26 +291,27 @@ impl<B: Backend> WriteGuard<'_, B> {
             return Ok(());
         };
         if matches!(advice, Advice::POPULATE_READ | Advice::POPULATE_WRITE) {
-            return self.populate_advised(&config, start, end, advice);
+            return self.populate_advised(start, end, advice);
         }
-        let mut draft = self.draft(&config);
-        let mut pager = self.pager(&config);
+        let mut changes = self.changes();
+        let mut draft = self.draft(config, &mut changes);
+        let mut pager = self.pager(config);
         let result = walk(&mut draft, &mut pager, start, end, advice);
         drop(pager);
-        let changes = draft.finish();
-        self.commit(changes)?;
+        self.commit(&mut changes)?;
         result
     }
 
     /// `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE`: as a fault of each page would. Source: `madvise_populate()`.
     fn populate_advised(
         &mut self,
-        config: &SpaceConfig,
         start: u64,
         end: u64,
         advice: Advice,
     ) -> Result<(), AdviseError> {
-        let draft = self.draft(config);
+        let config = self.config();
+        let mut changes = self.changes();
+        let draft = self.draft(config, &mut changes);
         let mut pager = self.pager(config);
         let mut at = start;
         while at < end {

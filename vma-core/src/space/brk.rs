@@ -147,15 +147,15 @@ impl<B: Backend> WriteGuard<'_, B> {
         if growing && new < addr {
             return Err(BrkError::OutOfRange(addr));
         }
-        let mut draft = self.draft(&config);
+        let mut changes = self.changes();
+        let mut draft = self.draft(config, &mut changes);
         let result = if growing {
             grow(&mut draft, inner, old, new)
         } else {
             shrink(&mut draft, new, old)
         };
         let locked = inner.default_flags.contains(VmaFlags::LOCKED);
-        let changes = draft.finish();
-        self.commit(changes)?;
+        self.commit(&mut changes)?;
         result?;
         self.inner_mut().brk = addr;
         if growing && locked {

@@ -147,8 +147,7 @@ impl<B: Backend> WriteGuard<'_, B> {
         inherit(inner, parent, copying);
         inner.totals = totals;
         built.map_err(|_| PublishError::NoMemory)?;
-        self.after.changed |= !followed.hooks.is_empty();
-        self.after.hooks.extend(followed.hooks);
+        self.after.tell(followed.hooks);
         for file in followed.writable {
             file.count_writable(1);
         }

@@ -178,13 +178,13 @@ impl<B: Backend> WriteGuard<'_, B> {
     pub(super) fn populate(&mut self, start: u64, end: u64) {
         let config = self.config();
         // With errors ignored there is none.
-        let _ = self.pager(&config).populate(start, end, true);
+        let _ = self.pager(config).populate(start, end, true);
     }
 
     /// Makes pages present, up to the first address that can't be.
     pub(super) fn populate_checked(&mut self, start: u64, end: u64) -> Result<(), u64> {
         let config = self.config();
-        self.pager(&config).populate(start, end, false)
+        self.pager(config).populate(start, end, false)
     }
 
     /// Makes the pages of part of one mapping present.
@@ -207,7 +207,7 @@ impl<B: Backend> WriteGuard<'_, B> {
                     .map_err(|_| FaultError::Unmapped(at))?;
             }
             let config = self.config();
-            at = self.pager(&config).access(at, end, access)?;
+            at = self.pager(config).access(at, end, access)?;
         }
         Ok(())
     }

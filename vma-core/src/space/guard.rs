@@ -1,13 +1,13 @@
 //! The two sides of the lock, and publishing.
 
-use std::fmt;
 use std::sync::Arc;
+use std::{fmt, iter, mem};
 
 use vma_rcu::lock_order::Held;
 use vma_rcu::rwsem;
 use vma_rcu::wait::Wait;
 
-use super::draft::{Changes, Draft, HookEvent, Piece};
+use super::draft::{Changes, Draft, Followed, HookEvent, Piece};
 use super::{AddressSpace, Inner};
 use crate::accounting::Totals;
 use crate::backend::{self, Backend};
@@ -86,33 +86,59 @@ impl<B: Backend> fmt::Debug for WriteGuard<'_, B> {
 /// What waits until the lock is let go.
 #[derive(Default)]
 pub(super) struct After {
-    pub(super) hooks: Vec<HookEvent>,
+    changed: bool,
+    /// Few spaces have any.
+    work: Option<Box<Work>>,
+}
+
+#[derive(Default)]
+struct Work {
+    hooks: Vec<HookEvent>,
     zaps: Vec<(u64, u64)>,
-    pub(super) changed: bool,
 }
 
 impl After {
-    /// Does it, with no lock held.
-    #[inline]
-    fn run<B: Backend>(&mut self, space: &AddressSpace<B>) {
-        if std::mem::take(&mut self.changed) {
-            self.run_changed(space);
+    /// Owners are told when the lock has been let go.
+    pub(super) fn tell(&mut self, hooks: Vec<HookEvent>) {
+        if !hooks.is_empty() {
+            self.changed = true;
+            self.work.get_or_insert_default().hooks.extend(hooks);
         }
     }
 
-    fn run_changed<B: Backend>(&mut self, space: &AddressSpace<B>) {
-        for (start, end) in self.zaps.drain(..) {
+    fn zap(&mut self, ranges: impl Iterator<Item = (u64, u64)>) {
+        let mut ranges = ranges.peekable();
+        if ranges.peek().is_some() {
+            self.work.get_or_insert_default().zaps.extend(ranges);
+        }
+    }
+
+    /// Does it, with no lock held.
+    #[inline]
+    fn run<B: Backend>(&mut self, space: &AddressSpace<B>) {
+        if !mem::take(&mut self.changed) {
+            return;
+        }
+        if let Some(work) = self.work.take() {
+            work.run(space);
+        }
+        space.tree.domain().collect();
+    }
+}
+
+impl Work {
+    #[cold]
+    fn run<B: Backend>(self, space: &AddressSpace<B>) {
+        for (start, end) in self.zaps {
             space.backend.zap(start, end);
         }
         // Opened before closed, so that an owner who counts doesn't see none in between.
-        let hooks = std::mem::take(&mut self.hooks);
-        for event in hooks.iter().filter(|event| event.opened) {
+        for event in self.hooks.iter().filter(|event| event.opened) {
             event.hooks.opened(event.range);
         }
-        for event in hooks.iter().filter(|event| !event.opened) {
+        for event in self.hooks.iter().filter(|event| !event.opened) {
             event.hooks.closed(event.range);
         }
-        space.tree.domain().collect();
     }
 }
 
@@ -131,24 +157,30 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
         }
     }
 
-    /// Loaded once per call.
-    pub(super) fn config(&self) -> arc_swap::Guard<Arc<SpaceConfig>> {
-        self.space.config.load()
+    pub(super) fn config(&self) -> &Arc<SpaceConfig> {
+        &self.inner().config
     }
 
-    /// Starts planning.
-    pub(super) fn draft<'a>(&'a self, config: &'a SpaceConfig) -> Draft<'a> {
+    /// What a call changes: nothing, yet.
+    #[inline]
+    pub(super) fn changes(&self) -> Changes {
+        Changes::new(self.inner().totals)
+    }
+
+    /// Starts planning; `changes` takes what is planned, for [`commit`](Self::commit).
+    #[inline]
+    pub(super) fn draft<'a>(
+        &'a self,
+        config: &'a SpaceConfig,
+        changes: &'a mut Changes,
+    ) -> Draft<'a> {
         let inner = self.inner();
-        Draft::new(
-            self.space.tree.locked(&inner.writer),
-            &inner.guarded,
-            config,
-            inner.totals,
-        )
+        let view = self.space.tree.locked(&inner.writer);
+        Draft::new(view, &inner.guarded, config, changes)
     }
 
-    /// Prepares and publishes. On an error nothing has changed.
-    pub(super) fn commit(&mut self, mut changes: Changes) -> Result<(), PublishError> {
+    /// Prepares and publishes, once. On an error nothing has changed.
+    pub(super) fn commit(&mut self, changes: &mut Changes) -> Result<(), PublishError> {
         let space: &'s AddressSpace<B> = self.space;
         if changes.windows.is_empty() {
             self.inner_mut().totals = changes.totals;
@@ -159,46 +191,51 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
         }
         let wait = self.wait;
         let told = if B::ACTIVE {
-            prepare_backend(&space.backend, &changes)?
+            Some(prepare_backend(&space.backend, changes)?)
         } else {
-            Vec::new()
+            None
         };
         let inner = self.inner_mut();
-        let guard_edits = if changes.guards {
-            Inner::guard_edits(&changes.windows)
-        } else {
-            Vec::new()
-        };
+        let guard_edits = changes.guards.then(|| Inner::guard_edits(&changes.windows));
         let mut transaction = space.tree.write(&mut inner.writer);
         for window in &mut changes.windows {
-            let entries = window
-                .pieces
-                .drain(..)
-                .map(|Piece { start, end, vma }| (start..end, vma));
+            // Popped in ascending order: cheaper than draining where there is one, as nearly always.
+            window.pieces.reverse();
+            let entries = iter::from_fn(|| {
+                let Piece { start, end, vma } = window.pieces.pop()?;
+                Some((start..end, vma))
+            });
             transaction
                 .splice(window.start..window.end, entries)
                 .map_err(|_| PublishError::NoMemory)?;
         }
         let prepared = transaction.prepare().map_err(|_| PublishError::NoMemory)?;
         drop(prepared.commit_with(wait).map_err(PublishError::GaveUp)?);
-        for edit in guard_edits {
-            inner.apply_guard_edit(edit);
+        if let Some(edits) = guard_edits {
+            inner.apply_guard_edits(edits);
         }
         inner.totals = changes.totals;
         inner.stats.add(changes.stats);
         inner.stats.publishes += 1;
-        for (file, delta) in changes.writable {
-            file.count_writable(delta);
-        }
         self.after.changed = true;
-        if !changes.hooks.is_empty() {
-            self.after.hooks.extend(changes.hooks);
+        if let Some(followed) = changes.followed.take() {
+            self.follow(*followed);
         }
-        for (start, end, pieces) in told {
-            space.backend.commit(start, end, &pieces);
-            self.after.zaps.extend(holes(start, end, &pieces));
+        if let Some(told) = told {
+            for (start, end, pieces) in told {
+                space.backend.commit(start, end, &pieces);
+                self.after.zap(holes(start, end, &pieces));
+            }
         }
         Ok(())
+    }
+
+    #[cold]
+    fn follow(&mut self, followed: Followed) {
+        for (file, delta) in followed.writable {
+            file.count_writable(delta);
+        }
+        self.after.tell(followed.hooks);
     }
 
     /// As [`AddressSpace::totals`].
@@ -216,7 +253,7 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
             unreachable!("only drop takes the lock guard out")
         };
         let mut guard = ReadGuard::new(self.space, inner.downgrade(), held);
-        guard.after = std::mem::take(&mut self.after);
+        guard.after = mem::take(&mut self.after);
         guard
     }
 }

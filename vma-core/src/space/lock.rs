@@ -145,18 +145,18 @@ impl<B: Backend> WriteGuard<'_, B> {
         if !config.may_lock() {
             return Err(LockError::Forbidden);
         }
-        let (start, len) = widen(&config, addr, len);
-        let mut draft = self.draft(&config);
+        let (start, len) = widen(config, addr, len);
+        let mut changes = self.changes();
+        let mut draft = self.draft(config, &mut changes);
         let wanted = draft.pages.count(len);
         let used = draft.totals().locked_vm();
-        if check_lock_pages(used, &config, wanted).is_err() {
+        if check_lock_pages(used, config, wanted).is_err() {
             // What is locked already isn't counted twice.
             let again = locked_in(&draft, start, len);
-            check_lock_pages(used, &config, wanted.saturating_sub(again))?;
+            check_lock_pages(used, config, wanted.saturating_sub(again))?;
         }
         let result = apply(&mut draft, start, len, bits);
-        let changes = draft.finish();
-        self.commit(changes)?;
+        self.commit(&mut changes)?;
         result?;
         match self.populate_checked(start, start.saturating_add(len)) {
             Ok(()) => Ok(()),
@@ -170,11 +170,11 @@ impl<B: Backend> WriteGuard<'_, B> {
     /// As there.
     pub fn munlock(&mut self, addr: u64, len: u64) -> Result<(), LockError> {
         let config = self.config();
-        let (start, len) = widen(&config, addr, len);
-        let mut draft = self.draft(&config);
+        let (start, len) = widen(config, addr, len);
+        let mut changes = self.changes();
+        let mut draft = self.draft(config, &mut changes);
         let result = apply(&mut draft, start, len, VmaFlags::empty());
-        let changes = draft.finish();
-        self.commit(changes)?;
+        self.commit(&mut changes)?;
         result
     }
 
@@ -193,7 +193,7 @@ impl<B: Backend> WriteGuard<'_, B> {
         }
         let current = flags.contains(LockAllFlags::CURRENT);
         if current {
-            check_lock_pages(0, &config, self.totals().total)?;
+            check_lock_pages(0, config, self.totals().total)?;
         }
         let bits = if flags.contains(LockAllFlags::ONFAULT) {
             VmaFlags::LOCK_BITS
@@ -201,12 +201,11 @@ impl<B: Backend> WriteGuard<'_, B> {
             VmaFlags::LOCKED
         };
         self.lock_all(
-            &config,
             flags.contains(LockAllFlags::FUTURE).then_some(bits),
             current.then_some(bits),
         )?;
         if current {
-            self.populate(0, config.task_size);
+            self.populate(0, self.config().task_size);
         }
         Ok(())
     }
@@ -216,27 +215,25 @@ impl<B: Backend> WriteGuard<'_, B> {
     /// # Errors
     /// As there.
     pub fn munlockall(&mut self) -> Result<(), LockError> {
-        let config = self.config();
-        self.lock_all(&config, None, Some(VmaFlags::empty()))
+        self.lock_all(None, Some(VmaFlags::empty()))
     }
 
     /// Sets the default for new mappings and, if asked, the bits of all present ones. Source: `apply_mlockall_flags()`.
     fn lock_all(
         &mut self,
-        config: &SpaceConfig,
         future: Option<VmaFlags>,
         current: Option<VmaFlags>,
     ) -> Result<(), LockError> {
         if let Some(bits) = current {
-            let mut draft = self.draft(config);
+            let mut changes = self.changes();
+            let mut draft = self.draft(self.config(), &mut changes);
             let mut at = 0;
             while let Some(vma) = draft.next(at) {
                 let (start, end) = (vma.start, vma.end);
                 // One that can't be marked is passed over.
                 at = mark(&mut draft, start, end, bits).unwrap_or(end).max(end);
             }
-            let changes = draft.finish();
-            self.commit(changes)?;
+            self.commit(&mut changes)?;
         }
         let inner = self.inner_mut();
         inner.default_flags =

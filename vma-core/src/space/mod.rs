@@ -122,7 +122,7 @@ pub struct AddressSpace<B: Backend = ()> {
     tree: RangeTree<Vma>,
     /// Exclusive for changes, shared to keep the layout stable.
     inner: RwSemaphore<Inner>,
-    /// Replaced as a whole; loaded once per changing call, by no lookup.
+    /// For those without the lock. Replaced as a whole, together with `Inner::config`.
     config: ArcSwap<SpaceConfig>,
     /// Who hands out identities of private pages. Taken inside `inner` (shared side) by faults; with the exclusive
     /// side held it's free.
@@ -134,6 +134,8 @@ pub struct AddressSpace<B: Backend = ()> {
 #[derive(Debug)]
 struct Inner {
     writer: Writer<Vma>,
+    /// The same as `AddressSpace::config`, to be had without a read-modify-write.
+    config: Arc<SpaceConfig>,
     totals: Totals,
     stats: Stats,
     /// Added to new mappings: the lock bits, after `mlockall(MCL_FUTURE)`.
@@ -170,10 +172,13 @@ impl Inner {
         windows.iter().map(edit).collect()
     }
 
-    fn apply_guard_edit(&mut self, edit: GuardEdit) {
-        let from = self.guarded.partition_point(|start| *start < edit.start);
-        let to = self.guarded.partition_point(|start| *start < edit.end);
-        self.guarded.splice(from..to, edit.starts);
+    #[cold]
+    fn apply_guard_edits(&mut self, edits: Vec<GuardEdit>) {
+        for edit in edits {
+            let from = self.guarded.partition_point(|start| *start < edit.start);
+            let to = self.guarded.partition_point(|start| *start < edit.end);
+            self.guarded.splice(from..to, edit.starts);
+        }
     }
 }
 
@@ -214,10 +219,12 @@ impl<B: Backend> AddressSpace<B> {
 
     fn assemble(config: SpaceConfig, domain: &Domain, backend: B, ids: AnonIds) -> Self {
         let (tree, writer) = RangeTree::new(domain);
+        let config = Arc::new(config);
         AddressSpace {
             tree,
             inner: RwSemaphore::new(Inner {
                 writer,
+                config: Arc::clone(&config),
                 totals: Totals::default(),
                 stats: Stats::default(),
                 default_flags: VmaFlags::empty(),
@@ -228,7 +235,7 @@ impl<B: Backend> AddressSpace<B> {
                 mdwe: MdweFlags::empty(),
                 guarded: Vec::new(),
             }),
-            config: ArcSwap::from_pointee(config),
+            config: ArcSwap::new(config),
             identities: Mutex::new(ids),
             backend,
         }
@@ -381,8 +388,8 @@ impl<B: Backend> AddressSpace<B> {
     /// # Errors
     /// [`ConfigError`], with nothing changed: impossible values, or another page or task size.
     pub fn configure(&self, change: impl FnOnce(&mut SpaceConfig)) -> Result<(), ConfigError> {
-        let _order = self.write();
-        let old = self.config.load_full();
+        let mut guard = self.write();
+        let old = Arc::clone(guard.config());
         let mut new = SpaceConfig::clone(&old);
         change(&mut new);
         new.validate()?;
@@ -390,7 +397,9 @@ impl<B: Backend> AddressSpace<B> {
             return Err(ConfigError::Fixed);
         }
         new.mmap_base = Some(new.base());
-        self.config.store(Arc::new(new));
+        let new = Arc::new(new);
+        guard.inner_mut().config = Arc::clone(&new);
+        self.config.store(new);
         Ok(())
     }
 

@@ -55,19 +55,16 @@ pub(super) enum PlaceError {
 const FIRST_ERROR: u64 = u64::MAX - 4094;
 
 /// Finds the address. A fixed one is checked, not searched.
+#[inline]
 pub(super) fn place(ground: &Ground<'_>, request: &PlaceRequest) -> Result<u64, PlaceError> {
     let config = ground.config;
+    if request.flags.contains(MapFlags::FIXED) {
+        return place_fixed(config, request.hint, request.len);
+    }
     if request.len > config.task_size {
         return Err(PlaceError::BeyondLimit);
     }
-    let addr = if request.flags.contains(MapFlags::FIXED) {
-        if request.hint >= FIRST_ERROR {
-            return Err(PlaceError::ReadAsError(
-                (request.hint.wrapping_neg()) as u16,
-            ));
-        }
-        request.hint
-    } else if request.huge_aligned {
+    let addr = if request.huge_aligned {
         match huge_aligned(ground, request) {
             Some(addr) => addr,
             None => search(ground, request)?,
@@ -76,6 +73,18 @@ pub(super) fn place(ground: &Ground<'_>, request: &PlaceRequest) -> Result<u64, 
         search(ground, request)?
     };
     check_fixed(config, addr, request.len)?;
+    Ok(addr)
+}
+
+/// [`place`] where there is no choice.
+pub(super) fn place_fixed(config: &SpaceConfig, addr: u64, len: u64) -> Result<u64, PlaceError> {
+    if len > config.task_size {
+        return Err(PlaceError::BeyondLimit);
+    }
+    if addr >= FIRST_ERROR {
+        return Err(PlaceError::ReadAsError(addr.wrapping_neg() as u16));
+    }
+    check_fixed(config, addr, len)?;
     Ok(addr)
 }
 

@@ -224,16 +224,16 @@ impl<B: Backend> WriteGuard<'_, B> {
     /// As there.
     pub fn protect(&mut self, addr: u64, len: u64, prot: Prot) -> Result<(), ProtectError> {
         let config = self.config();
-        let Some((start, end, plain)) = parse(&config, addr, len, prot)? else {
+        let Some((start, end, plain)) = parse(config, addr, len, prot)? else {
             return Ok(());
         };
-        let mut draft = self.draft(&config);
+        let mut changes = self.changes();
+        let mut draft = self.draft(config, &mut changes);
         let (start, end) = first(&draft, start, end, prot)?;
         let mut written = Written::new();
         let mdwe = self.inner().mdwe;
         let result = change(&mut draft, mdwe, start, end, plain, &mut written);
-        let changes = draft.finish();
-        self.commit(changes)?;
+        self.commit(&mut changes)?;
         for (start, end) in written {
             self.populate_mapping(start, end);
         }

@@ -98,8 +98,9 @@ impl<B: Backend> WriteGuard<'_, B> {
         flags: MapFlags,
     ) -> Result<(), RemapFileError> {
         let config = self.config();
-        let range = parse(&config, addr, len, prot, pgoff)?;
-        let draft = self.draft(&config);
+        let range = parse(config, addr, len, prot, pgoff)?;
+        let mut changes = self.changes();
+        let draft = self.draft(config, &mut changes);
         let refused = RemapFileError::NotShared(range);
         let vma = draft.find(range.start).ok_or(refused)?;
         let bits = vma.flags();
@@ -117,7 +118,7 @@ impl<B: Backend> WriteGuard<'_, B> {
         if bits.contains(VmaFlags::LOCKED) {
             map_flags |= MapFlags::LOCKED;
         }
-        self.map_shared_at(&config, range, &file, pgoff, prot, map_flags)?;
+        self.map_shared_at(range, &file, pgoff, prot, map_flags)?;
         Ok(())
     }
 }

@@ -89,13 +89,13 @@ impl<B: Backend> WriteGuard<'_, B> {
         let Some((start, end)) = rounded_range(config.pages(), addr, len).map_err(|()| bad)? else {
             return Ok(());
         };
-        let mut draft = self.draft(&config);
+        let mut changes = self.changes();
+        let mut draft = self.draft(config, &mut changes);
         if let Some(hole) = first_hole(&draft, start, end) {
             return Err(SealError::Unmapped(hole));
         }
         let result = apply(&mut draft, start, end);
-        let changes = draft.finish();
-        self.commit(changes)?;
+        self.commit(&mut changes)?;
         result
     }
 }

@@ -196,7 +196,8 @@ impl<B: Backend> WriteGuard<'_, B> {
             ..**config
         };
         check_fixed(&limits_only, start, len).map_err(|_| bad)?;
-        let mut draft = self.draft(&config);
+        let mut changes = self.changes();
+        let mut draft = self.draft(config, &mut changes);
         if let Some(there) = draft.first_in(start, end) {
             return Err(SpecialError::Occupied(there.range()));
         }
@@ -213,12 +214,11 @@ impl<B: Backend> WriteGuard<'_, B> {
             })
         });
         let pgoff = mapping.pgoff.unwrap_or_else(|| config.pages().count(start));
-        let vma = new_vma(&config, flags, pgoff)
+        let vma = new_vma(config, flags, pgoff)
             .with_file(mapping.file.clone())
             .with_extras(extras);
         draft.insert(start, end, vma);
-        let changes = draft.finish();
-        self.commit(changes)?;
+        self.commit(&mut changes)?;
         Ok(())
     }
 
@@ -242,10 +242,10 @@ impl<B: Backend> WriteGuard<'_, B> {
             return Ok(());
         };
         let name = name.map(Arc::from);
-        let mut draft = self.draft(&config);
+        let mut changes = self.changes();
+        let mut draft = self.draft(config, &mut changes);
         let result = rename(&mut draft, start, end, name.as_ref());
-        let changes = draft.finish();
-        self.commit(changes)?;
+        self.commit(&mut changes)?;
         result
     }
 }

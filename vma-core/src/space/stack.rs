@@ -113,7 +113,8 @@ impl<B: Backend> WriteGuard<'_, B> {
     pub fn expand_stack(&mut self, addr: u64) -> Result<(), GrowError> {
         let config = self.config();
         let page = config.pages().floor(addr);
-        let draft = self.draft(&config);
+        let mut changes = self.changes();
+        let draft = self.draft(config, &mut changes);
         let stack = draft.next(addr).ok_or(GrowError::NoStack(addr))?;
         if stack.start <= addr {
             return Ok(());
@@ -124,11 +125,10 @@ impl<B: Backend> WriteGuard<'_, B> {
         let range = stack.range();
         check_place(&draft, page, range)?;
         // Stays even when a limit refuses the growth.
-        self.pager(&config).identify(range.start);
+        self.pager(config).identify(range.start);
         let mut draft = draft;
         let result = grow(&mut draft, page);
-        let changes = draft.finish();
-        self.commit(changes)?;
+        self.commit(&mut changes)?;
         result
     }
 }

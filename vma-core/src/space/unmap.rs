@@ -60,40 +60,41 @@ pub(super) fn gather(draft: &mut Draft<'_>, range: VmRange) -> Result<Gathered, 
     let Some(first) = draft.first_in(range.start, range.end) else {
         return Ok(Gathered::default());
     };
-    let first_range = first.range();
-    let sealed = first.flags().contains(VmaFlags::SEALED);
-    if range.start > first_range.start {
-        if range.end < first_range.end {
+    let (mut vma, mut flags) = (first.range(), first.flags());
+    if range.start > vma.start {
+        if range.end < vma.end {
             // The call may free memory, so that one mapping above the limit is let pass, but no hole punch.
             check_split(draft.totals(), draft.config).map_err(SplitError::from)?;
         }
-        if sealed {
-            return Err(UnmapError::Sealed(first_range));
+        if flags.contains(VmaFlags::SEALED) {
+            return Err(UnmapError::Sealed(vma));
         }
         draft.split(range.start)?;
+        vma.start = range.start;
     }
     let mut gathered = Gathered::default();
-    let mut at = range.start;
-    while let Some(vma) = draft.first_in(at, range.end) {
-        if vma.flags().contains(VmaFlags::SEALED) {
-            return Err(UnmapError::Sealed(vma.range()));
+    loop {
+        if flags.contains(VmaFlags::SEALED) {
+            return Err(UnmapError::Sealed(vma));
         }
-        let accounted = vma.flags().contains(VmaFlags::ACCOUNT);
-        let (start, end) = (vma.start, vma.end);
-        if end > range.end {
+        if vma.end > range.end {
             draft.split(range.end)?;
         }
-        let count = draft.pages.count(end.min(range.end) - start);
+        let end = vma.end.min(range.end);
+        let count = draft.pages.count(end - vma.start);
         gathered.pages += count;
-        if accounted {
+        if flags.contains(VmaFlags::ACCOUNT) {
             gathered.accounted += count;
         }
-        at = end.min(range.end);
+        let Some(next) = draft.first_in(end, range.end) else {
+            return Ok(gathered);
+        };
+        (vma, flags) = (next.range(), next.flags());
     }
-    Ok(gathered)
 }
 
 /// Gathers and removes.
+#[inline]
 pub(super) fn unmap_range(draft: &mut Draft<'_>, range: VmRange) -> Result<(), UnmapError> {
     gather(draft, range)?;
     draft.remove(range.start, range.end);
@@ -126,11 +127,11 @@ impl<B: Backend> WriteGuard<'_, B> {
     /// As there.
     pub fn unmap(&mut self, addr: u64, len: u64) -> Result<(), UnmapError> {
         let config = self.config();
-        let range = parse(&config, addr, len)?;
-        let mut draft = self.draft(&config);
+        let range = parse(config, addr, len)?;
+        let mut changes = self.changes();
+        let mut draft = self.draft(config, &mut changes);
         let result = unmap_range(&mut draft, range);
-        let changes = draft.finish();
-        self.commit(changes)?;
+        self.commit(&mut changes)?;
         result
     }
 }

@@ -28,6 +28,12 @@ macro_rules! dispatch {
         /// T7: what is reachable from `root` can't be freed during `'a`.
         #[inline]
         pub(super) unsafe fn $name<'a, T: Record>(root: Root, key: u64) -> $out {
+            // Apart, so that the way to the other needs no stack frame.
+            #[inline(never)]
+            unsafe fn portable<'a, T: Record>(root: Root, key: u64) -> $out {
+                // SAFETY: T7, by the caller's promise.
+                unsafe { $body::<Portable, T>(root, key) }
+            }
             #[cfg(all(target_arch = "x86_64", not(any(test, loom, small_nodes))))]
             if super::search::available() {
                 #[cfg_attr(not(target_feature = "avx2"), target_feature(enable = "avx2,popcnt"))]
@@ -40,7 +46,7 @@ macro_rules! dispatch {
                 return unsafe { fast::<T>(root, key) };
             }
             // SAFETY: T7, by the caller's promise.
-            unsafe { $body::<Portable, T>(root, key) }
+            unsafe { portable::<T>(root, key) }
         }
     };
 }
@@ -208,8 +214,10 @@ unsafe fn neighbours_with<'a, S: Search, T: Record>(root: Root, key: u64) -> Nei
     // SAFETY: T7, T2.
     let here = unsafe { leaf::<T>(node) };
     let i = S::first_above(&here.ends, key);
-    // SAFETY: T7; T3: the entry exists, but at the end of the last leaf.
-    let next = (i < here.len()).then(|| unsafe { entry(here, i) });
+    // T3: only in the last leaf is no end above the key.
+    let is_entry = i < LEAF_CAP && here.ends[i] != PAD;
+    // SAFETY: T7; the index is that of an entry.
+    let next = is_entry.then(|| unsafe { entry(here, i) });
     if i > 0 {
         // SAFETY: T7; entries below the first end above the key exist.
         return (Some(unsafe { entry(here, i - 1) }), next);

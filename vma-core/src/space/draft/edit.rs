@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vma_rcu::tree::Record as _;
 
-use super::{Draft, HookEvent, Piece, Pieces, Window};
+use super::{Draft, Followed, HookEvent, Piece, Pieces, Window, one};
 use crate::accounting::check_split;
 use crate::addr::VmRange;
 use crate::anon::AnonId;
@@ -15,12 +15,15 @@ use crate::vma::{Extras, Vma, same_hooks};
 
 impl Draft<'_> {
     /// Puts a VMA into a free range, alone.
+    #[inline]
     pub(in crate::space) fn insert(&mut self, start: u64, end: u64, vma: Vma) {
-        self.put(start, end, smallvec::smallvec![Piece::new(start, end, vma)]);
+        self.account(start, end, &vma);
+        self.add_window(start, end, one(start, end, vma));
     }
 
     /// Puts a VMA into a free range, merging it with its neighbours where the rule allows it.
     /// Returns the range of the VMA that holds it now.
+    #[inline]
     pub(in crate::space) fn insert_merged(
         &mut self,
         start: u64,
@@ -29,8 +32,13 @@ impl Draft<'_> {
         chain: AnonId,
         kind: Kind,
     ) -> (Merge, VmRange) {
-        let prev = self.adjacent_below(start);
-        let next = self.next(start);
+        let prev = self.prev(start).filter(|prev| prev.end == start);
+        let next = self.next(start).filter(|next| next.start == end);
+        if prev.is_none() && next.is_none() {
+            // Nothing touches: there is nothing to decide.
+            self.insert(start, end, vma);
+            return (Merge::Alone, VmRange::new(start, end));
+        }
         let proposal = Proposal {
             start,
             end,
@@ -59,15 +67,14 @@ impl Draft<'_> {
                     Piece::new(prev.start, next.end, grown),
                 )
             }
-            _ => ((start, end), Piece::new(start, end, vma)),
+            _ => {
+                self.insert(start, end, vma);
+                return (Merge::Alone, VmRange::new(start, end));
+            }
         };
         self.count_merge(merge);
         let range = VmRange::new(piece.start, piece.end);
-        if merge == Merge::Alone {
-            self.put(from.0, from.1, smallvec::smallvec![piece]);
-        } else {
-            self.replace(from.0, from.1, smallvec::smallvec![piece]);
-        }
+        self.replace(from.0, from.1, smallvec::smallvec![piece]);
         (merge, range)
     }
 
@@ -80,6 +87,7 @@ impl Draft<'_> {
     }
 
     /// Removes everything in a range; VMAs that reach out of it were split before.
+    #[inline]
     pub(in crate::space) fn remove(&mut self, start: u64, end: u64) {
         let mut from = u64::MAX;
         let mut to = start;
@@ -90,7 +98,7 @@ impl Draft<'_> {
             at = vma_end;
         }
         if from < to {
-            self.put(from, to, Pieces::new());
+            self.add_window(from, to, Pieces::new());
         }
     }
 
@@ -104,6 +112,7 @@ impl Draft<'_> {
     }
 
     /// Takes the first VMA in the range out of the totals, and returns where it lies.
+    #[inline]
     fn take_account(&mut self, start: u64, end: u64) -> Option<(u64, u64)> {
         let vma = self.first_in(start, end)?;
         let (vma_start, vma_end, flags) = (vma.start, vma.end, vma.flags());
@@ -120,29 +129,30 @@ impl Draft<'_> {
     }
 
     /// Owners and files that have to hear of a VMA that comes or goes.
+    #[inline(never)]
     fn follow(&mut self, vma: &Vma, range: VmRange, opened: bool) {
         if let Some(file) = vma.file()
             && vma.is_shared_maywrite()
         {
             let delta = if opened { 1 } else { -1 };
             let object = file.object();
-            match self
-                .changes
-                .writable
+            let writable = &mut self.followed().writable;
+            match writable
                 .iter_mut()
                 .find(|(known, _)| Arc::ptr_eq(known, object))
             {
                 Some((_, sum)) => *sum += delta,
-                None => self.changes.writable.push((object.clone(), delta)),
+                None => writable.push((object.clone(), delta)),
             }
         }
         if let Some(hooks) = vma.hooks() {
             let opposite = |event: &HookEvent| {
                 event.opened != opened && same_hooks(Some(&event.hooks), Some(hooks))
             };
-            match self.changes.hooks.iter().position(opposite) {
-                Some(index) => drop(self.changes.hooks.remove(index)),
-                None => self.changes.hooks.push(HookEvent {
+            let events = &mut self.followed().hooks;
+            match events.iter().position(opposite) {
+                Some(index) => drop(events.remove(index)),
+                None => events.push(HookEvent {
                     hooks: hooks.clone(),
                     range,
                     opened,
@@ -151,17 +161,42 @@ impl Draft<'_> {
         }
     }
 
+    fn followed(&mut self) -> &mut Followed {
+        self.changes.followed.get_or_insert_default()
+    }
+
     /// Sets the content of a range. What was there is out of the totals already.
     fn put(&mut self, start: u64, end: u64, pieces: Pieces) {
         for piece in &pieces {
-            let count = self.pages.count(piece.end - piece.start);
-            self.changes.totals.add(piece.vma.flags(), count);
-            self.changes.guards |= piece.vma.start_gap() > 0;
-            if piece.vma.file().is_some() || piece.vma.extras().is_some() {
-                let vma = piece.vma.clone();
-                self.follow(&vma, VmRange::new(piece.start, piece.end), true);
-            }
+            self.account(piece.start, piece.end, &piece.vma);
         }
+        self.add_window(start, end, pieces);
+    }
+
+    /// Adds a VMA to the totals.
+    #[inline]
+    fn account(&mut self, start: u64, end: u64, vma: &Vma) {
+        let count = self.pages.count(end - start);
+        self.changes.totals.add(vma.flags(), count);
+        self.changes.guards |= vma.start_gap() > 0;
+        if vma.file().is_some() || vma.extras().is_some() {
+            self.follow(vma, VmRange::new(start, end), true);
+        }
+    }
+
+    #[inline]
+    fn add_window(&mut self, start: u64, end: u64, pieces: Pieces) {
+        if self.edited {
+            self.join_windows(start, end, pieces);
+        } else {
+            self.edited = true;
+            self.changes.windows.push(Window { start, end, pieces });
+        }
+    }
+
+    /// Adds a window to others (A1).
+    #[inline(never)]
+    fn join_windows(&mut self, start: u64, end: u64, pieces: Pieces) {
         let windows = &mut self.changes.windows;
         let first = windows.partition_point(|window| window.end < start);
         let last = windows.partition_point(|window| window.start <= end);
@@ -214,11 +249,7 @@ impl Draft<'_> {
         };
         let (start, end) = (vma.start, vma.end);
         let changed = vma.vma.clone().with_flags(vma.flags() | flags);
-        self.replace(
-            start,
-            end,
-            smallvec::smallvec![Piece::new(start, end, changed)],
-        );
+        self.replace(start, end, one(start, end, changed));
     }
 
     /// Splits the VMA that holds `at` inside, if there is one. No limit is tested (`__split_vma`).
@@ -291,11 +322,7 @@ impl Draft<'_> {
         }
         self.split_limited(start)?;
         self.split_limited(end)?;
-        self.replace(
-            start,
-            end,
-            smallvec::smallvec![Piece::new(start, end, part)],
-        );
+        self.replace(start, end, one(start, end, part));
         Ok(end)
     }
 
@@ -308,7 +335,7 @@ impl Draft<'_> {
         part: &Vma,
         kind: Kind,
     ) -> Option<u64> {
-        let prev = self.adjacent_below(start);
+        let prev = self.prev(start);
         let next = self.next(end);
         let proposal = Proposal {
             start,

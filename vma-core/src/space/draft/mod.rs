@@ -31,6 +31,7 @@ pub(super) struct Piece {
 }
 
 impl Piece {
+    #[inline]
     pub(super) fn new(start: u64, end: u64, vma: Vma) -> Self {
         Piece { start, end, vma }
     }
@@ -38,6 +39,12 @@ impl Piece {
 
 /// A call leaves one piece in its window, or none; only splits leave more.
 type Pieces = SmallVec<[Piece; 1]>;
+
+/// One piece.
+#[inline]
+pub(super) fn one(start: u64, end: u64, vma: Vma) -> Pieces {
+    Pieces::from_buf([Piece::new(start, end, vma)])
+}
 
 /// A range whose VMAs are replaced. It covers whole VMAs of the base.
 #[derive(Debug)]
@@ -56,20 +63,63 @@ pub(super) struct HookEvent {
 }
 
 /// What a call is about to publish.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Changes {
     pub(super) windows: SmallVec<[Window; 1]>,
     pub(super) totals: Totals,
     pub(super) stats: Stats,
-    pub(super) hooks: Vec<HookEvent>,
     /// A mapping with a guard gap comes or goes.
     pub(super) guards: bool,
+    /// Few calls have any.
+    pub(super) followed: Option<Box<Followed>>,
+}
+
+impl Changes {
+    /// None; `totals` are those of the layout.
+    #[inline]
+    pub(super) fn new(totals: Totals) -> Self {
+        Changes {
+            windows: SmallVec::new(),
+            totals,
+            stats: Stats::default(),
+            guards: false,
+            followed: None,
+        }
+    }
+}
+
+/// Who has to hear of mappings that come or go.
+#[derive(Debug, Default)]
+pub(super) struct Followed {
+    pub(super) hooks: Vec<HookEvent>,
     /// Change of the number of writable shared mappings, per file.
     pub(super) writable: Vec<(Arc<FileObject>, i64)>,
 }
 
-/// What a search of the base was asked, and found.
-type Found<'a> = Cell<Option<(u64, Option<Entry<'a, Vma>>)>>;
+/// A search upwards in the base: what lies first above each address of `from..to`.
+#[derive(Clone, Copy)]
+struct Above<'a> {
+    from: u64,
+    to: u64,
+    entry: Option<Entry<'a, Vma>>,
+}
+
+impl<'a> Above<'a> {
+    /// Answers nothing.
+    const UNASKED: Above<'a> = Above {
+        from: u64::MAX,
+        to: 0,
+        entry: None,
+    };
+
+    fn new(from: u64, entry: Option<Entry<'a, Vma>>) -> Self {
+        let to = entry.map_or(u64::MAX, |entry| entry.end);
+        Above { from, to, entry }
+    }
+}
+
+/// A search downwards in the base: its address, and the last VMA that ends at or below it.
+type Below<'a> = Option<(u64, Option<Entry<'a, Vma>>)>;
 
 pub(super) struct Draft<'a> {
     view: View<'a, Vma>,
@@ -78,10 +128,12 @@ pub(super) struct Draft<'a> {
     pub(super) config: &'a SpaceConfig,
     pub(super) pages: Pages,
     /// Last search upwards in the base, which doesn't change under the draft.
-    cached: Found<'a>,
-    /// Last answer of `adjacent_below`.
-    below: Found<'a>,
-    changes: Changes,
+    above: Cell<Above<'a>>,
+    /// Last search for both neighbours of an address in the base.
+    below: Cell<Below<'a>>,
+    /// Whether `changes` has windows.
+    edited: bool,
+    changes: &'a mut Changes,
 }
 
 impl<'a> Draft<'a> {
@@ -89,24 +141,18 @@ impl<'a> Draft<'a> {
         view: View<'a, Vma>,
         guarded: &'a [u64],
         config: &'a SpaceConfig,
-        totals: Totals,
+        changes: &'a mut Changes,
     ) -> Self {
         Draft {
             view,
             guarded,
             config,
             pages: config.pages(),
-            cached: Cell::new(None),
+            above: Cell::new(Above::UNASKED),
             below: Cell::new(None),
-            changes: Changes {
-                totals,
-                ..Changes::default()
-            },
+            edited: false,
+            changes,
         }
-    }
-
-    pub(super) fn finish(self) -> Changes {
-        self.changes
     }
 
     /// Totals as they are going to be.
@@ -129,42 +175,61 @@ impl<'a> Draft<'a> {
     }
 
     pub(super) fn is_untouched(&self) -> bool {
-        self.changes.windows.is_empty()
+        !self.edited
     }
 
     /// The first VMA of the base that ends above `addr`. Calls ask for the same one several times.
+    #[inline(always)]
     fn base_next(&self, addr: u64) -> Option<Entry<'a, Vma>> {
-        if let Some((asked, entry)) = self.cached.get()
-            && asked <= addr
-            && entry.is_none_or(|entry| addr < entry.end)
-        {
-            return entry;
+        let above = self.above.get();
+        if above.from <= addr && addr < above.to {
+            above.entry
+        } else {
+            self.look_above(addr)
         }
+    }
+
+    #[inline(never)]
+    fn look_above(&self, addr: u64) -> Option<Entry<'a, Vma>> {
         let entry = self.view.find_next(addr);
-        self.cached.set(Some((addr, entry)));
+        self.above.set(Above::new(addr, entry));
         entry
     }
 
-    /// The VMA that ends at `addr`, if one does: all that merging wants to know of what lies below.
-    /// Where nothing does, the search has found what lies above as well, for [`next`](Self::next).
-    pub(super) fn adjacent_below(&self, addr: u64) -> Option<Placed<'_>> {
-        let last = addr.checked_sub(1)?;
-        if !self.is_untouched() {
-            return self.prev(addr).filter(|vma| vma.end == addr);
+    /// The last VMA of the base that ends at or below `addr`.
+    #[inline(always)]
+    fn base_prev(&self, addr: u64) -> Option<Entry<'a, Vma>> {
+        if let Some((asked, entry)) = self.below.get()
+            && asked == addr
+        {
+            return entry;
         }
-        let entry = match self.below.get() {
-            Some((asked, entry)) if asked == addr => entry,
-            _ => {
-                let entry = self.base_next(last).filter(|below| below.end == addr);
-                self.below.set(Some((addr, entry)));
-                entry
-            }
-        };
-        entry.map(|below| self.placed(below.start, below.end, below.value))
+        self.look_around(addr)
+    }
+
+    /// Searches the base on both sides of `addr` at once, for what will be asked about either, and returns what
+    /// [`base_prev`](Self::base_prev) does.
+    #[inline]
+    pub(super) fn look_around(&self, addr: u64) -> Option<Entry<'a, Vma>> {
+        let (below, above) = self.view.neighbours(addr);
+        self.above.set(Above::new(addr, above));
+        self.below.set(Some((addr, below)));
+        below
     }
 
     /// The first VMA that ends above `addr` (Linux `find_vma`).
+    #[inline(always)]
     pub(super) fn next(&self, addr: u64) -> Option<Placed<'_>> {
+        if self.is_untouched() {
+            let entry = self.base_next(addr)?;
+            return Some(self.placed(entry.start, entry.end, entry.value));
+        }
+        self.next_edited(addr)
+    }
+
+    /// [`next`](Self::next) through the windows.
+    #[inline(never)]
+    fn next_edited(&self, addr: u64) -> Option<Placed<'_>> {
         let mut at = addr;
         for window in &self.changes.windows {
             if window.end <= at {
@@ -187,14 +252,25 @@ impl<'a> Draft<'a> {
     }
 
     /// The last VMA that ends at or below `addr`.
+    #[inline(always)]
     pub(super) fn prev(&self, addr: u64) -> Option<Placed<'_>> {
+        if self.is_untouched() {
+            let entry = self.base_prev(addr)?;
+            return Some(self.placed(entry.start, entry.end, entry.value));
+        }
+        self.prev_edited(addr)
+    }
+
+    /// [`prev`](Self::prev) through the windows.
+    #[inline(never)]
+    fn prev_edited(&self, addr: u64) -> Option<Placed<'_>> {
         let mut at = addr;
         for window in self.changes.windows.iter().rev() {
             if window.start >= at {
                 continue;
             }
             if at > window.end
-                && let Some(entry) = self.view.find_prev(at)
+                && let Some(entry) = self.base_prev(at)
                 && entry.end > window.end
             {
                 return Some(self.placed(entry.start, entry.end, entry.value));
@@ -208,16 +284,18 @@ impl<'a> Draft<'a> {
             }
             at = window.start;
         }
-        let entry = self.view.find_prev(at)?;
+        let entry = self.base_prev(at)?;
         Some(self.placed(entry.start, entry.end, entry.value))
     }
 
     /// The VMA that holds `addr`.
+    #[inline(always)]
     pub(super) fn find(&self, addr: u64) -> Option<Placed<'_>> {
         self.next(addr).filter(|vma| vma.start <= addr)
     }
 
     /// The first VMA that intersects the range.
+    #[inline(always)]
     pub(super) fn first_in(&self, start: u64, end: u64) -> Option<Placed<'_>> {
         if start >= end {
             return None;
@@ -225,6 +303,7 @@ impl<'a> Draft<'a> {
         self.next(start).filter(|vma| vma.start < end)
     }
 
+    #[inline(always)]
     fn placed<'p>(&self, start: u64, end: u64, vma: &'p Vma) -> Placed<'p> {
         Placed {
             start,

@@ -9,7 +9,7 @@ use crate::flags::{MapFlags, MdweFlags, Prot, VmaFlags, prot_bits};
 use crate::limits::{Overcommit, SpaceConfig};
 use crate::space::Inner;
 use crate::space::draft::Draft;
-use crate::space::placement::{PlaceError, PlaceRequest, place};
+use crate::space::placement::{PlaceError, PlaceRequest, place, place_fixed};
 
 /// Bits that hold the kind of mapping.
 const TYPE: u64 = 0xf;
@@ -63,6 +63,7 @@ pub(super) struct Plan {
 }
 
 /// Checks that need no lock. Source: `ksys_mmap_pgoff()` and the head of `do_mmap()`.
+#[inline]
 pub(super) fn parse<'r>(
     config: &SpaceConfig,
     request: &'r MapRequest,
@@ -230,6 +231,7 @@ fn file_flags(
 }
 
 /// Checks of an anonymous mapping; returns its flags.
+#[inline]
 fn anonymous_flags(flags: MapFlags, mut bits: VmaFlags) -> Result<VmaFlags, MapError> {
     let bad = MapError::BadType(flags.bits());
     let kind = flags.bits() & TYPE;
@@ -261,6 +263,7 @@ pub(in crate::space) fn denied_by_mdwe(mdwe: MdweFlags, old: VmaFlags, new: VmaF
 }
 
 /// From the parsed request to the address and the VMA's attributes. Source: `do_mmap()`.
+#[inline]
 pub(super) fn validate(
     inner: &Inner,
     draft: &Draft<'_>,
@@ -323,8 +326,13 @@ pub(super) fn validate(
     Ok((addr, plan))
 }
 
+#[inline]
 fn place_request(draft: &Draft<'_>, parsed: &Parsed<'_>, bits: VmaFlags) -> Result<u64, MapError> {
     let config = draft.config;
+    let failed = |error| place_error(error, parsed.hint, parsed.len, config);
+    if parsed.flags.contains(MapFlags::FIXED) {
+        return place_fixed(config, parsed.hint, parsed.len).map_err(failed);
+    }
     let shared_anonymous =
         parsed.file.is_none() && parsed.flags.bits() & MapFlags::SHARED.bits() != 0;
     let huge_aligned = config.huge_pages
@@ -348,8 +356,7 @@ fn place_request(draft: &Draft<'_>, parsed: &Parsed<'_>, bits: VmaFlags) -> Resu
             0
         },
     };
-    place(&draft.ground(), &request)
-        .map_err(|error| place_error(error, parsed.hint, parsed.len, config))
+    place(&draft.ground(), &request).map_err(failed)
 }
 
 /// The error of a failed placement.

@@ -17,7 +17,6 @@ use crate::anon::AnonId;
 use crate::backend::Backend;
 use crate::file::{AccessMode, FileObject, OpenFile};
 use crate::flags::{MapFlags, Prot, VmaFlags};
-use crate::limits::SpaceConfig;
 use crate::merge::Kind;
 
 /// Arguments of mmap(2), as the system call takes them.
@@ -74,9 +73,10 @@ impl MapRequest {
 /// Replaces what is in the range by the new mapping. Source: `__mmap_region()`.
 ///
 /// On an error the draft holds what Linux leaves behind: splits at the edges.
+#[inline]
 fn install(draft: &mut Draft<'_>, range: VmRange, plan: Plan) -> Result<(), MapError> {
-    // Asked for merging later; where nothing touches, one search answers both.
-    draft.adjacent_below(range.start);
+    // What lies below is asked for merging, later.
+    draft.look_around(range.start);
     let occupied = draft.first_in(range.start, range.end).is_some();
     let gathered = if occupied {
         gather(draft, range)?
@@ -129,20 +129,19 @@ impl<B: Backend> WriteGuard<'_, B> {
     /// # Errors
     /// As there.
     pub fn map(&mut self, request: &MapRequest) -> Result<u64, MapError> {
-        let config = self.config();
-        let parsed = parse(&config, request)?;
-        self.map_parsed(&config, &parsed)
+        let parsed = parse(self.config(), request)?;
+        self.map_parsed(&parsed)
     }
 
-    fn map_parsed(&mut self, config: &SpaceConfig, parsed: &Parsed<'_>) -> Result<u64, MapError> {
-        let mut draft = self.draft(config);
+    fn map_parsed(&mut self, parsed: &Parsed<'_>) -> Result<u64, MapError> {
+        let mut changes = self.changes();
+        let mut draft = self.draft(self.config(), &mut changes);
         let (addr, plan) = validate(self.inner(), &draft, parsed)?;
         let populate = plan.flags.contains(VmaFlags::LOCKED)
             || parsed.flags & (MapFlags::POPULATE | MapFlags::NONBLOCK) == MapFlags::POPULATE;
         let range = VmRange::new(addr, addr + parsed.len);
         let result = install(&mut draft, range, plan);
-        let changes = draft.finish();
-        self.commit(changes)?;
+        self.commit(&mut changes)?;
         result?;
         if populate {
             self.populate(range.start, range.end);
@@ -153,14 +152,14 @@ impl<B: Backend> WriteGuard<'_, B> {
     /// Maps part of a file at a fixed place, as `remap_file_pages(2)` does.
     pub(super) fn map_shared_at(
         &mut self,
-        config: &SpaceConfig,
         range: VmRange,
         file: &Arc<OpenFile>,
         pgoff: u64,
         prot: Prot,
         flags: MapFlags,
     ) -> Result<u64, MapError> {
-        if config
+        if self
+            .config()
             .pages()
             .count(range.len())
             .checked_add(pgoff)
@@ -180,7 +179,7 @@ impl<B: Backend> WriteGuard<'_, B> {
             file: Some(file),
             pgoff,
         };
-        self.map_parsed(config, &parsed)
+        self.map_parsed(&parsed)
     }
 }
 

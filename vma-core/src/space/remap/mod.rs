@@ -471,11 +471,11 @@ impl<B: Backend> WriteGuard<'_, B> {
     /// As there.
     pub fn remap(&mut self, request: &RemapRequest) -> Result<u64, RemapError> {
         let config = self.config();
-        let remap = parse(&config, self.inner().totals.map_count, request)?;
-        let mut draft = self.draft(&config);
+        let remap = parse(config, self.inner().totals.map_count, request)?;
+        let mut changes = self.changes();
+        let mut draft = self.draft(config, &mut changes);
         let result = plan(&mut draft, &remap);
-        let changes = draft.finish();
-        self.commit(changes)?;
+        self.commit(&mut changes)?;
         let done = result?;
         if let Some((start, end)) = done.populate {
             self.populate(start, end);
