@@ -39,6 +39,7 @@ errnos! {
     ENODEV = 19, "No such device.";
     EINVAL = 22, "Invalid argument.";
     ETXTBSY = 26, "Text file busy.";
+    EFBIG = 27, "File too large.";
     ENOSPC = 28, "No space left on device.";
     EOVERFLOW = 75, "Value too large for defined data type.";
     EOPNOTSUPP = 95, "Operation not supported.";

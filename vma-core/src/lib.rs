@@ -62,11 +62,11 @@ pub use vma_rcu::wait::{CancelToken, GaveUp, Wait};
 pub use crate::accounting::Totals;
 pub use crate::addr::VmRange;
 pub use crate::anon::AnonId;
-pub use crate::backend::{Backend, Piece};
+pub use crate::backend::{Backend, Fault, Faulted, FileUnmap, PageChange, paged};
 pub use crate::error::{Errno, LimitError, PublishError, SplitError};
 pub use crate::file::{
-    AccessMode, FileKind, FileObject, FileObjectBuilder, FileSizeError, MappingHooks, OpenFile,
-    SealFileError, Seals, WritableHold,
+    AccessMode, FileIoError, FileKind, FileObject, FileObjectBuilder, FileSizeError, MappingHooks,
+    OpenFile, SealFileError, Seals, WritableHold,
 };
 pub use crate::flags::{
     Advice, LockAllFlags, LockFlags, MapFlags, MdweFlags, Prot, RemapFlags, SyncFlags, VmaFlags,

@@ -171,6 +171,11 @@ pub enum ConfigError {
     /// A value was changed that is fixed at creation.
     #[error("page size and task size can't change after creation")]
     Fixed,
+    /// The backend has pages of another size, serves another space already, or has no memory.
+    #[error(
+        "the backend can't serve a space of this page size, or serves another one, or has no memory"
+    )]
+    Backend,
 }
 
 impl SpaceConfig {

@@ -4,46 +4,126 @@
 
 use std::sync::Mutex;
 
-use vma_core::{AddressSpace, Backend, Domain, MapRequest, Piece, Prot, PublishError, SpaceConfig};
+use vma_core::{
+    AddressSpace, Backend, ConfigError, Domain, Fault, FaultError, Faulted, FileUnmap, MapFlags,
+    MapRequest, PageChange, Prot, PublishError, RemapFlags, RemapRequest, SpaceConfig, VmRange,
+    Vma,
+};
+
+const PAGE: u64 = 4096;
 
 #[derive(Default)]
 struct Recorder {
-    zapped: Mutex<Vec<(u64, u64)>>,
+    changes: Mutex<Vec<PageChange>>,
+    cancelled: Mutex<usize>,
+    refuse: Mutex<bool>,
 }
 
 impl Backend for Recorder {
-    fn prepare(&self, _: u64, _: u64, _: &[Piece]) -> Result<(), PublishError> {
+    fn attach(&self, _: &Domain, _: &SpaceConfig) -> Result<(), ConfigError> {
         Ok(())
     }
 
-    fn commit(&self, _: u64, _: u64, _: &[Piece]) {}
-
-    fn zap(&self, start: u64, end: u64) {
-        self.zapped.lock().unwrap().push((start, end));
+    fn prepare(&self, _: &[PageChange]) -> Result<(), PublishError> {
+        if *self.refuse.lock().unwrap() {
+            return Err(PublishError::NoMemory);
+        }
+        Ok(())
     }
+
+    fn cancel(&self, _: &[PageChange]) {
+        *self.cancelled.lock().unwrap() += 1;
+    }
+
+    fn commit(&self, changes: &[PageChange], _: &dyn Fn(u64) -> (u64, u64)) {
+        self.changes.lock().unwrap().extend(changes);
+    }
+
+    fn fault(&self, _: &Fault<'_>) -> Result<Faulted, FaultError> {
+        Ok(Faulted::Done)
+    }
+
+    fn is_resident(&self, _: u64, _: &Vma, _: u64) -> bool {
+        false
+    }
+
+    fn dup(&self, _: &[VmRange]) -> Result<Self, PublishError> {
+        Ok(Recorder::default())
+    }
+
+    fn unmap_file(&self, _: &FileUnmap<'_>) {}
+}
+
+fn space() -> AddressSpace<Recorder> {
+    let backend = Recorder::default();
+    AddressSpace::with_backend(SpaceConfig::default(), &Domain::default(), backend).unwrap()
+}
+
+fn told(space: &AddressSpace<Recorder>) -> Vec<PageChange> {
+    std::mem::take(&mut *space.backend().changes.lock().unwrap())
 }
 
 /// Splitting a mapping rewrites its whole window, but only what is unmapped loses its pages.
 #[test]
 fn only_what_is_no_longer_mapped_is_zapped() {
-    let backend = Recorder::default();
-    let space =
-        AddressSpace::with_backend(SpaceConfig::default(), &Domain::default(), backend).unwrap();
-    let zapped = || std::mem::take(&mut *space.backend().zapped.lock().unwrap());
-    let page = 4096;
+    let space = space();
     let at = space
-        .map(&MapRequest::anonymous(5 * page, Prot::READ))
+        .map(&MapRequest::anonymous(5 * PAGE, Prot::READ))
         .unwrap();
-    space
-        .protect(at + page, page, Prot::READ | Prot::WRITE)
+    assert_eq!(told(&space), []);
+    let both = Prot::READ | Prot::WRITE;
+    space.protect(at + PAGE, PAGE, both).unwrap();
+    let (start, end) = (at + PAGE, at + 2 * PAGE);
+    assert_eq!(told(&space), [PageChange::Protect { start, end }]);
+    space.unmap(at + 3 * PAGE, PAGE).unwrap();
+    let (start, end) = (at + 3 * PAGE, at + 4 * PAGE);
+    assert_eq!(told(&space), [PageChange::Zap { start, end }]);
+    let over = MapRequest {
+        addr: at,
+        flags: MapFlags::PRIVATE | MapFlags::ANONYMOUS | MapFlags::FIXED,
+        ..MapRequest::anonymous(2 * PAGE, both)
+    };
+    space.map(&over).unwrap();
+    let (start, end) = (at, at + 2 * PAGE);
+    assert_eq!(told(&space), [PageChange::Zap { start, end }]);
+}
+
+/// Pages move before what is left of the source goes, and after what was at the destination.
+#[test]
+fn pages_move_in_the_order_of_the_call() {
+    let space = space();
+    let at = space
+        .map(&MapRequest::anonymous(8 * PAGE, Prot::READ))
         .unwrap();
-    assert_eq!(zapped(), []);
-    space.unmap(at + 3 * page, page).unwrap();
-    assert_eq!(zapped(), [(at + 3 * page, at + 4 * page)]);
-    space.unmap(at, 5 * page).unwrap();
-    let all = zapped();
-    assert!(
-        all.iter().any(|(start, end)| *start <= at && *end > at),
-        "{all:x?}"
-    );
+    let (from, to, len) = (at, at + 4 * PAGE, 2 * PAGE);
+    let request = RemapRequest {
+        addr: from,
+        old_len: len,
+        new_len: len,
+        flags: RemapFlags::MAYMOVE | RemapFlags::FIXED,
+        new_addr: to,
+    };
+    space.remap(&request).unwrap();
+    let zap = |start: u64| PageChange::Zap {
+        start,
+        end: start + len,
+    };
+    let moved = PageChange::Move { from, to, len };
+    assert_eq!(told(&space), [zap(to), moved, zap(from)]);
+}
+
+/// A backend that can't prepare makes the call fail, and nothing has changed.
+#[test]
+fn a_call_that_cannot_be_prepared_changes_nothing() {
+    let space = space();
+    let at = space
+        .map(&MapRequest::anonymous(4 * PAGE, Prot::READ))
+        .unwrap();
+    let before = (space.totals(), space.stats());
+    *space.backend().refuse.lock().unwrap() = true;
+    assert!(space.unmap(at, PAGE).is_err());
+    assert!(space.protect(at, PAGE, Prot::empty()).is_err());
+    assert_eq!((space.totals(), space.stats()), before);
+    assert_eq!(told(&space), []);
+    assert_eq!(*space.backend().cancelled.lock().unwrap(), 0);
 }

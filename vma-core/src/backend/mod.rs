@@ -1,49 +1,193 @@
 //! What a mapping *does*: the seam between bookkeeping and memory.
 
-use crate::error::PublishError;
-use crate::flags::VmaFlags;
+pub mod paged;
 
-/// One range whose content of VMAs a call replaces, as the backend sees it.
+use std::fmt;
+
+use vma_rcu::reclaim::Domain;
+
+use crate::addr::VmRange;
+use crate::error::PublishError;
+use crate::file::{FileObject, FileObjectBuilder};
+use crate::limits::{ConfigError, SpaceConfig};
+use crate::space::{Access, FaultError};
+use crate::vma::Vma;
+
+/// What a call does to the pages of a range, beside what it does to mappings. In bytes, page-aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
-    /// First byte.
-    pub start: u64,
-    /// First byte after it.
-    pub end: u64,
-    /// Attributes that the range gets.
-    pub flags: VmaFlags,
+#[non_exhaustive]
+pub enum PageChange {
+    /// They go, guard pages as well: unmapped, or something else is mapped there from now on.
+    Zap {
+        /// First byte.
+        start: u64,
+        /// First byte after it.
+        end: u64,
+    },
+    /// Their content goes, as with `MADV_DONTNEED`; guard pages stay.
+    Discard {
+        /// First byte.
+        start: u64,
+        /// First byte after it.
+        end: u64,
+    },
+    /// They are found elsewhere from now on, guard pages as well. Nothing is there.
+    Move {
+        /// First byte.
+        from: u64,
+        /// Where that is afterwards.
+        to: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// What may be done with them has changed.
+    Protect {
+        /// First byte.
+        start: u64,
+        /// First byte after it.
+        end: u64,
+    },
+    /// They become guard pages.
+    Guard {
+        /// First byte.
+        start: u64,
+        /// First byte after it.
+        end: u64,
+    },
+    /// Guard pages among them are none any more.
+    Unguard {
+        /// First byte.
+        start: u64,
+        /// First byte after it.
+        end: u64,
+    },
+}
+
+/// A page that has to be accessible.
+pub struct Fault<'f> {
+    /// Its first byte.
+    pub addr: u64,
+    /// For what. The mapping allows it.
+    pub access: Access,
+    /// The mapping.
+    pub vma: &'f Vma,
+    /// The page's offset in the file, in pages, if the mapping is one of a file.
+    pub pgoff: u64,
+    /// Whether `vma` is still what is mapped there. To be asked under the lock under which the page is put in, so
+    /// that a call that takes the mapping away finds the page.
+    pub attached: &'f dyn Fn() -> bool,
+}
+
+impl fmt::Debug for Fault<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fault")
+            .field("addr", &self.addr)
+            .field("access", &self.access)
+            .field("vma", &self.vma)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What became of a fault that found no error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Faulted {
+    /// The page is there.
+    Done,
+    /// Something else is mapped there by now, or a call is moving pages: look up again, with the space's lock if
+    /// that happens again and again.
+    Again,
 }
 
 /// Backing of a space. `()` is pure bookkeeping, at no cost.
 ///
-/// All methods but [`zap`](Backend::zap) are called with the space's lock held exclusively; none may call
-/// into the space. A failed `prepare` leaves everything as it was.
-pub trait Backend: Send + Sync + 'static {
-    /// Whether the backend wants to be told. `false` compiles the calls away.
+/// None of the methods may call into the space.
+pub trait Backend: Sized + Send + Sync + 'static {
+    /// Whether there is anything behind mappings. `false` compiles the calls away.
     const ACTIVE: bool = true;
 
-    /// Does what can fail for a range that is about to hold `pieces` (sorted, disjoint, inside it).
+    /// The space is made. Once, before anything else.
+    ///
+    /// # Errors
+    /// [`ConfigError`]: the backend can't do this page size, or memory runs out.
+    fn attach(&self, domain: &Domain, config: &SpaceConfig) -> Result<(), ConfigError>;
+
+    /// Does what can fail of changes that are about to be published. The space's lock is held exclusively.
     ///
     /// # Errors
     /// [`PublishError`]: the call fails with `ENOMEM` and changes nothing.
-    fn prepare(&self, start: u64, end: u64, pieces: &[Piece]) -> Result<(), PublishError>;
+    fn prepare(&self, changes: &[PageChange]) -> Result<(), PublishError>;
 
-    /// Makes it so. Called once per successful `prepare`, or not at all. What a new mapping replaces in
-    /// place is the backend's to drop here; a piece doesn't say yet whether it is new.
-    fn commit(&self, start: u64, end: u64, pieces: &[Piece]);
+    /// What was prepared isn't published after all. The space's lock is held exclusively.
+    fn cancel(&self, changes: &[PageChange]);
 
-    /// Frees what lay in a range that is no longer mapped. Called after the lock was let go.
-    fn zap(&self, start: u64, end: u64);
+    /// Makes changes, in their order, after they were published. `hole` says between which addresses nothing is mapped around one that isn't.
+    /// When it returns no access uses what was there before. The space's lock is held exclusively.
+    fn commit(&self, changes: &[PageChange], hole: &dyn Fn(u64) -> (u64, u64));
+
+    /// Makes a page accessible. The caller has a guard of the space's domain, or the space's lock.
+    ///
+    /// # Errors
+    /// The signal that the access gets.
+    fn fault(&self, fault: &Fault<'_>) -> Result<Faulted, FaultError>;
+
+    /// Whether a page is present: first byte, mapping, offset in its file in pages. The space's lock is held.
+    fn is_resident(&self, addr: u64, vma: &Vma, pgoff: u64) -> bool;
+
+    /// What the child of a fork gets: the private pages of these ranges, and guard pages. Stores that the parent makes from here on aren't seen in the child,
+    /// nor the reverse. The space's lock is held exclusively.
+    ///
+    /// # Errors
+    /// Memory ran out; the parent is as it was.
+    fn dup(&self, ranges: &[VmRange]) -> Result<Self, PublishError>;
+
+    /// Lets go of a file's pages. Called by the file, with no lock of the space's held, under a guard of its domain.
+    fn unmap_file(&self, unmap: &FileUnmap<'_>);
+
+    /// What shared anonymous memory is made of.
+    fn shared_memory(&self, builder: FileObjectBuilder) -> FileObjectBuilder {
+        builder
+    }
+}
+
+/// Pages of a file that mappings must let go of.
+#[derive(Debug)]
+pub struct FileUnmap<'f> {
+    /// The file.
+    pub file: &'f FileObject,
+    /// First byte of the mapping's part that shows them.
+    pub start: u64,
+    /// First byte after it.
+    pub end: u64,
+    /// Private copies of them as well.
+    pub copies: bool,
 }
 
 impl Backend for () {
     const ACTIVE: bool = false;
 
-    fn prepare(&self, _start: u64, _end: u64, _pieces: &[Piece]) -> Result<(), PublishError> {
+    fn attach(&self, _domain: &Domain, _config: &SpaceConfig) -> Result<(), ConfigError> {
         Ok(())
     }
 
-    fn commit(&self, _start: u64, _end: u64, _pieces: &[Piece]) {}
+    fn prepare(&self, _changes: &[PageChange]) -> Result<(), PublishError> {
+        Ok(())
+    }
 
-    fn zap(&self, _start: u64, _end: u64) {}
+    fn cancel(&self, _changes: &[PageChange]) {}
+
+    fn commit(&self, _changes: &[PageChange], _hole: &dyn Fn(u64) -> (u64, u64)) {}
+
+    fn fault(&self, _fault: &Fault<'_>) -> Result<Faulted, FaultError> {
+        Ok(Faulted::Done)
+    }
+
+    fn is_resident(&self, _addr: u64, _vma: &Vma, _pgoff: u64) -> bool {
+        false
+    }
+
+    fn dup(&self, _ranges: &[VmRange]) -> Result<Self, PublishError> {
+        Ok(())
+    }
+
+    fn unmap_file(&self, _unmap: &FileUnmap<'_>) {}
 }

@@ -3,12 +3,17 @@
 //! Mappings merge only if they come from the same [`OpenFile`]: `dup(2)` gives the same one, a second
 //! `open(2)` another. What the file *is* (length, seals, name) belongs to the [`FileObject`].
 
+mod cache;
+mod io;
 mod object;
 mod seals;
 
 use std::fmt;
 use std::sync::Arc;
 
+pub(crate) use self::cache::FilePage;
+pub use self::io::FileIoError;
+pub(crate) use self::io::Mapper;
 pub use self::object::{FileKind, FileObject, FileObjectBuilder, FileSizeError, WritableHold};
 pub use self::seals::{SealFileError, Seals};
 use crate::addr::VmRange;

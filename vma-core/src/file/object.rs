@@ -3,9 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 
+use super::cache::PageCache;
+use super::io::Mappers;
 use super::{MappingHooks, SealFileError, Seals};
+use crate::backend::paged::FrameAllocator;
 use crate::error::Errno;
 use crate::flags::VmaFlags;
 
@@ -40,13 +43,16 @@ pub struct FileObject {
     hooks: Option<Arc<dyn MappingHooks>>,
     /// Replaced as a whole; maps readers clone the pointer.
     name: RwLock<Arc<str>>,
-    /// Bytes. Relaxed: faults and truncation are ordered by the caller for now.
+    /// Bytes. Stored under `sealing`, before pages beyond are taken out of the cache under its lock; whoever has found a page in
+    /// the cache asks that page whether it still belongs there. So it's relaxed.
     len: AtomicU64,
     /// [`Seals`] bits; changed under `sealing` only.
     seals: AtomicU32,
     sealing: Mutex<()>,
     /// Mappings that are shared and may write; negative when denied (`i_mmap_writable`).
     writable: AtomicI64,
+    pages: PageCache,
+    mappers: Mappers,
 }
 
 /// Makes a [`FileObject`].
@@ -111,6 +117,13 @@ impl FileObjectBuilder {
         self
     }
 
+    /// Where frames for its pages come from; else from [`FramePool::global`](crate::paged::FramePool::global).
+    #[must_use]
+    pub fn frames(mut self, frames: Arc<dyn FrameAllocator>) -> Self {
+        self.0.pages = PageCache::new(Some(frames));
+        self
+    }
+
     /// Who follows its mappings.
     #[must_use]
     pub fn hooks(mut self, hooks: Arc<dyn MappingHooks>) -> Self {
@@ -160,15 +173,29 @@ impl FileObject {
             seals: AtomicU32::new(Seals::SEAL.bits()),
             sealing: Mutex::new(()),
             writable: AtomicI64::new(0),
+            pages: PageCache::new(None),
+            mappers: Mappers::default(),
         })
     }
 
     /// The object behind a new `MAP_SHARED | MAP_ANONYMOUS` mapping.
-    pub(crate) fn shared_anonymous(len: u64) -> Arc<FileObject> {
+    pub(crate) fn shared_anonymous(len: u64) -> FileObjectBuilder {
         FileObject::builder(FileKind::Shmem, "/dev/zero (deleted)")
             .inode(0, 1, 0)
             .len(len)
-            .build()
+    }
+
+    pub(crate) fn pages(&self) -> &PageCache {
+        &self.pages
+    }
+
+    pub(super) fn mappers(&self) -> &Mappers {
+        &self.mappers
+    }
+
+    /// Keeps the length, the seals and the holes as they are.
+    pub(super) fn resizing(&self) -> MutexGuard<'_, ()> {
+        self.sealing.lock()
     }
 
     /// What it is.
@@ -211,12 +238,29 @@ impl FileObject {
         self.len() == 0
     }
 
-    /// Changes the length (ftruncate(2)).
+    /// Changes the length (ftruncate(2)). When it returns no access through any mapping reaches a page beyond.
     ///
     /// # Errors
     /// `EPERM` when sealed against it.
     pub fn set_len(&self, len: u64) -> Result<(), FileSizeError> {
         let _order = self.sealing.lock();
+        self.resize(len)
+    }
+
+    /// Makes it at least so long.
+    pub(super) fn grow_to(&self, len: u64) -> Result<(), FileSizeError> {
+        if len <= self.len() {
+            return Ok(());
+        }
+        let _order = self.sealing.lock();
+        if len <= self.len() {
+            return Ok(());
+        }
+        self.resize(len)
+    }
+
+    /// With `sealing` locked.
+    fn resize(&self, len: u64) -> Result<(), FileSizeError> {
         let from = self.len();
         let seals = self.current_seals();
         if (len < from && seals.contains(Seals::SHRINK))
@@ -225,6 +269,9 @@ impl FileObject {
             return Err(FileSizeError { from, to: len });
         }
         self.len.store(len, Ordering::Relaxed);
+        if len < from {
+            self.cut_pages(len);
+        }
         Ok(())
     }
 

@@ -1,12 +1,14 @@
 //! madvise(2) and `process_madvise(2)` on oneself.
 
+use std::sync::Arc;
+
 use super::draft::Draft;
-use super::fault::Pager;
+use super::fault::{Access, FaultError, Pager};
 use super::{AddressSpace, WriteGuard, rounded_range};
 use crate::addr::VmRange;
-use crate::backend::Backend;
+use crate::backend::{Backend, PageChange};
 use crate::error::{Errno, PublishError, SplitError};
-use crate::file::Seals;
+use crate::file::{FileObject, Seals};
 use crate::flags::{Advice, VmaFlags};
 use crate::limits::SpaceConfig;
 use crate::vma::Placed;
@@ -213,10 +215,18 @@ fn check_sealed(vma: Placed<'_>, advice: Advice) -> Result<(), AdviseError> {
     Ok(())
 }
 
+/// A part of a file that `MADV_REMOVE` frees, when the mappings have been walked.
+struct Hole {
+    file: Arc<FileObject>,
+    offset: u64,
+    len: u64,
+}
+
 /// One mapping's part. Returns the end of the mapping that it belongs to then.
 fn advise_one(
     draft: &mut Draft<'_>,
-    pager: &mut Pager<'_>,
+    pager: &Pager<'_, impl Backend>,
+    holes: &mut Vec<Hole>,
     start: u64,
     end: u64,
     advice: Advice,
@@ -234,12 +244,30 @@ fn advise_one(
         return Ok(draft.modify(start, end, flags, extras.as_ref())?);
     }
     check(vma, advice, draft.config, start, end)?;
-    if advice == Advice::GUARD_INSTALL {
-        if vma.vma.is_anonymous() {
-            // Of a file's mapping children find the marks without an identity, by the flag.
-            pager.identify(start);
+    match advice {
+        Advice::DONTNEED | Advice::DONTNEED_LOCKED => {
+            draft.note_pages(PageChange::Discard { start, end });
         }
-        draft.add_sticky(start, VmaFlags::MAYBE_GUARD);
+        Advice::GUARD_INSTALL => {
+            if vma.vma.is_anonymous() {
+                // Of a file's mapping children find the marks without an identity, by the flag.
+                pager.identify(start);
+            }
+            draft.add_sticky(start, VmaFlags::MAYBE_GUARD);
+            draft.note_pages(PageChange::Guard { start, end });
+        }
+        Advice::REMOVE => {
+            if let Some(file) = vma.file() {
+                holes.push(Hole {
+                    file: file.object().clone(),
+                    offset: vma.pages.bytes(vma.pgoff_at(start)),
+                    len: end - start,
+                });
+            }
+            draft.note_pages(PageChange::Unguard { start, end });
+        }
+        Advice::GUARD_REMOVE => draft.note_pages(PageChange::Unguard { start, end }),
+        _ => {}
     }
     Ok(end)
 }
@@ -247,7 +275,8 @@ fn advise_one(
 /// Mapping by mapping; holes are passed over and reported at the end. Source: `madvise_walk_vmas()`.
 fn walk(
     draft: &mut Draft<'_>,
-    pager: &mut Pager<'_>,
+    pager: &Pager<'_, impl Backend>,
+    holes: &mut Vec<Hole>,
     start: u64,
     end: u64,
     advice: Advice,
@@ -266,7 +295,7 @@ fn walk(
             }
         }
         let to = vma.end.min(end);
-        at = advise_one(draft, pager, at, to, advice)?.max(to);
+        at = advise_one(draft, pager, holes, at, to, advice)?.max(to);
     }
     hole.map_or(Ok(()), |at| Err(AdviseError::Unmapped(at)))
 }
@@ -295,10 +324,14 @@ impl<B: Backend> WriteGuard<'_, B> {
         }
         let mut changes = self.changes();
         let mut draft = self.draft(config, &mut changes);
-        let mut pager = self.pager(config);
-        let result = walk(&mut draft, &mut pager, start, end, advice);
-        drop(pager);
+        let mut holes = Vec::new();
+        let pager = self.pager(config);
+        let result = walk(&mut draft, &pager, &mut holes, start, end, advice);
         self.commit(&mut changes)?;
+        for hole in holes {
+            // Its seals were looked at, and a seal that came since holds back this call as well.
+            let _ = hole.file.punch_hole(hole.offset, hole.len);
+        }
         result
     }
 
@@ -312,7 +345,7 @@ impl<B: Backend> WriteGuard<'_, B> {
         let config = self.config();
         let mut changes = self.changes();
         let draft = self.draft(config, &mut changes);
-        let mut pager = self.pager(config);
+        let pager = self.pager(config);
         let mut at = start;
         while at < end {
             let vma = draft.find(at).ok_or(AdviseError::Unmapped(at))?;
@@ -330,9 +363,13 @@ impl<B: Backend> WriteGuard<'_, B> {
                 pager.identify(at);
             }
             let to = vma.end.min(end);
-            if let Some(missing) = pager.first_missing(vma, at, to) {
-                return Err(AdviseError::NoPages(missing));
-            }
+            let access = if write { Access::Write } else { Access::Read };
+            pager
+                .make_present(vma, at, to, access)
+                .map_err(|fault| match fault {
+                    FaultError::OutOfMemory(_) => PublishError::NoMemory.into(),
+                    fault => AdviseError::NoPages(fault.addr()),
+                })?;
             at = to;
         }
         Ok(())

@@ -69,7 +69,7 @@ fn copy_entries<B: Backend>(
     copying: Copying,
 ) -> Result<(Entries, Totals), LimitError> {
     let inner = guard.inner();
-    let view = guard.space.tree.locked(&inner.writer);
+    let view = guard.space.core.tree.locked(&inner.writer);
     let mut entries = Vec::with_capacity(view.len());
     let mut totals = Totals::default();
     for entry in view.iter(0) {
@@ -94,6 +94,13 @@ fn copy_entries<B: Backend>(
         totals.locked_surplus = inner.totals.locked_surplus;
     }
     Ok((entries, totals))
+}
+
+/// Where a mapping of the child has pages that no file gives it: private ones, and guard pages.
+fn inherited_pages((range, vma): &(Range<u64>, Vma)) -> Option<VmRange> {
+    let flags = vma.flags();
+    let has_own = !vma.anon().is_none() || flags.contains(VmaFlags::MAYBE_GUARD);
+    (has_own && !flags.contains(VmaFlags::WIPEONFORK)).then(|| VmRange::new(range.start, range.end))
 }
 
 /// Owners and files that have to hear of the copies, once they exist.
@@ -125,16 +132,29 @@ impl Followed {
 }
 
 impl<B: Backend> WriteGuard<'_, B> {
-    fn copy(&mut self, copying: Copying, backend: B) -> Result<AddressSpace<B>, DupError> {
+    fn copy(
+        &mut self,
+        copying: Copying,
+        backend: impl FnOnce(&[VmRange]) -> Result<B, PublishError>,
+    ) -> Result<AddressSpace<B>, DupError> {
         let config = self.space.config.load_full();
         let mut ids = self.space.identities.lock().clone();
         let (entries, totals) = copy_entries(self, &config, &mut ids, copying)?;
+        let ranges = if B::ACTIVE {
+            entries.iter().filter_map(inherited_pages).collect()
+        } else {
+            Vec::new()
+        };
         let mut child = AddressSpace::assemble(
             SpaceConfig::clone(&config),
-            self.space.tree.domain(),
-            backend,
+            self.space.core.tree.domain(),
+            backend(&ranges)?,
             ids,
         );
+        if B::ACTIVE {
+            let files = entries.iter().filter_map(|(_, vma)| vma.file());
+            files.for_each(|file| file.object().add_mapper(&child.core));
+        }
         let followed = Followed::of(&entries);
         let parent = self.inner();
         let inner = child.inner.get_mut();
@@ -143,7 +163,7 @@ impl<B: Backend> WriteGuard<'_, B> {
             .filter(|(_, vma)| vma.start_gap() > 0)
             .map(|(range, _)| range.start)
             .collect();
-        let built = child.tree.build(&mut inner.writer, entries);
+        let built = child.core.tree.build(&mut inner.writer, entries);
         inherit(inner, parent, copying);
         inner.totals = totals;
         built.map_err(|_| PublishError::NoMemory)?;
@@ -158,12 +178,9 @@ impl<B: Backend> WriteGuard<'_, B> {
     ///
     /// # Errors
     /// As there.
-    pub fn dup(&mut self) -> Result<AddressSpace<B>, DupError>
-    where
-        B: Clone,
-    {
-        let backend = self.space.backend.clone();
-        self.copy(Copying::Fork, backend)
+    pub fn dup(&mut self) -> Result<AddressSpace<B>, DupError> {
+        let space = self.space;
+        self.copy(Copying::Fork, |ranges| space.core.backend.dup(ranges))
     }
 
     /// As [`AddressSpace::checkpoint`].
@@ -174,8 +191,8 @@ impl<B: Backend> WriteGuard<'_, B> {
     where
         B: Clone,
     {
-        let backend = self.space.backend.clone();
-        self.copy(Copying::Exact, backend)
+        let space = self.space;
+        self.copy(Copying::Exact, |_| Ok(space.core.backend.clone()))
     }
 }
 
@@ -206,10 +223,7 @@ impl<B: Backend> AddressSpace<B> {
     /// `ENOMEM`: the overcommit policy, or memory for records.
     ///
     /// Source: `dup_mmap()` in mm/mmap.c.
-    pub fn dup(&self) -> Result<AddressSpace<B>, DupError>
-    where
-        B: Clone,
-    {
+    pub fn dup(&self) -> Result<AddressSpace<B>, DupError> {
         self.write().dup()
     }
 

@@ -1,13 +1,15 @@
 //! Touching pages, as far as bookkeeping knows of it: which access faults how, stack growth, and the
 //! identity that a first write gives to a private mapping ([`crate::anon`]).
 
-use parking_lot::MutexGuard;
+use parking_lot::Mutex;
+use vma_rcu::reclaim::Reader;
 use vma_rcu::tree::View;
 
 use super::{AddressSpace, WriteGuard};
 use crate::addr::{Pages, VmRange};
 use crate::anon::{AnonIds, reusable};
-use crate::backend::Backend;
+use crate::backend::paged::PAGE;
+use crate::backend::{Backend, Fault, Faulted};
 use crate::flags::VmaFlags;
 use crate::limits::SpaceConfig;
 use crate::vma::{Placed, Vma};
@@ -43,16 +45,67 @@ pub enum FaultError {
     /// `SIGBUS`, `BUS_ADRERR`: the file ends before.
     #[error("the file ends before {0:#x}")]
     BeyondEnd(u64),
+    /// There is no memory for the page. (Linux ends a process.)
+    #[error("no memory for the page at {0:#x}")]
+    OutOfMemory(u64),
+    /// An atomic access has to be aligned to its size.
+    #[error("{0:#x} isn't aligned for an atomic access")]
+    Unaligned(u64),
 }
 
-/// Looks up and gives identities while the layout is stable.
-pub(super) struct Pager<'a> {
+impl FaultError {
+    /// Where it happened.
+    pub const fn addr(self) -> u64 {
+        match self {
+            FaultError::Unmapped(addr)
+            | FaultError::Denied { addr, .. }
+            | FaultError::BeyondEnd(addr)
+            | FaultError::OutOfMemory(addr)
+            | FaultError::Unaligned(addr) => addr,
+        }
+    }
+
+    /// The same at another address of the page.
+    pub(crate) fn at(self, addr: u64) -> Self {
+        match self {
+            FaultError::Unmapped(_) => FaultError::Unmapped(addr),
+            FaultError::Denied { access, vma, .. } => FaultError::Denied { addr, access, vma },
+            FaultError::BeyondEnd(_) => FaultError::BeyondEnd(addr),
+            FaultError::OutOfMemory(_) => FaultError::OutOfMemory(addr),
+            FaultError::Unaligned(_) => FaultError::Unaligned(addr),
+        }
+    }
+}
+
+impl Access {
+    /// Whether a mapping of these flags allows it.
+    pub(crate) fn is_allowed(self, flags: VmaFlags) -> bool {
+        match self {
+            Access::Write => flags.contains(VmaFlags::WRITE),
+            Access::Execute => flags.contains(VmaFlags::EXEC),
+            // On x86 whatever can be accessed at all can be read.
+            Access::Read => flags.is_accessible(),
+        }
+    }
+}
+
+/// Whether a first access of this kind gives a mapping its identity.
+fn identifies(access: Access, flags: VmaFlags) -> bool {
+    access == Access::Write && !flags.contains(VmaFlags::SHARED)
+}
+
+/// Faults under a guard alone before the space's lock is asked for: each one lost to a call that replaced the mapping.
+const ATTEMPTS: usize = 4;
+
+/// Looks up, makes pages present and gives identities while the layout is stable.
+pub(super) struct Pager<'a, B> {
     view: View<'a, Vma>,
-    ids: MutexGuard<'a, AnonIds>,
+    ids: &'a Mutex<AnonIds>,
     pages: Pages,
+    backend: &'a B,
 }
 
-impl<'a> Pager<'a> {
+impl<'a, B: Backend> Pager<'a, B> {
     fn find(&self, addr: u64) -> Option<Placed<'a>> {
         self.place(self.view.find(addr)?)
     }
@@ -72,7 +125,7 @@ impl<'a> Pager<'a> {
     }
 
     /// Gives the mapping at `addr` an identity if it has none (`anon_vma_prepare`).
-    pub(super) fn identify(&mut self, addr: u64) {
+    pub(super) fn identify(&self, addr: u64) {
         let Some(vma) = self.find(addr).filter(|vma| vma.vma.anon().is_none()) else {
             return;
         };
@@ -81,13 +134,48 @@ impl<'a> Pager<'a> {
             .view
             .find_prev(vma.start)
             .and_then(|entry| self.place(entry));
-        let id = reusable(vma, prev, next).unwrap_or_else(|| self.ids.fresh());
-        vma.vma.anon_cell().set(id);
+        let mut ids = self.ids.lock();
+        // Two faults may have come here at once; the second one finds the first one's.
+        if vma.vma.anon().is_none() {
+            let id = reusable(vma, prev, next).unwrap_or_else(|| ids.fresh());
+            vma.vma.anon_cell().set(id);
+        }
+    }
+
+    /// Makes the pages of part of one mapping present, up to the first that can't be.
+    pub(super) fn make_present(
+        &self,
+        vma: Placed<'_>,
+        start: u64,
+        end: u64,
+        access: Access,
+    ) -> Result<(), FaultError> {
+        if !B::ACTIVE {
+            return self
+                .first_missing(vma, start, end)
+                .map_or(Ok(()), |missing| Err(FaultError::BeyondEnd(missing)));
+        }
+        let mut at = start;
+        while at < end {
+            let fault = Fault {
+                addr: self.pages.floor(at),
+                access,
+                vma: vma.vma,
+                pgoff: vma.pgoff_at(at),
+                attached: &|| true,
+            };
+            match self.backend.fault(&fault).map_err(|error| error.at(at))? {
+                Faulted::Done => at = self.pages.floor(at) + self.pages.bytes(1),
+                // A file is letting go of the page.
+                Faulted::Again => std::thread::yield_now(),
+            }
+        }
+        Ok(())
     }
 
     /// The first address in the part of a mapping that its file has no page for.
     #[expect(clippy::unused_self, reason = "belongs to what a page fault finds")]
-    pub(super) fn first_missing(&self, vma: Placed<'_>, start: u64, end: u64) -> Option<u64> {
+    fn first_missing(&self, vma: Placed<'_>, start: u64, end: u64) -> Option<u64> {
         let file = vma.file().filter(|_| !vma.vma.is_anonymous())?;
         let object = file.object();
         let offset = |addr: u64| vma.pages.bytes(vma.pgoff_at(addr));
@@ -104,36 +192,28 @@ impl<'a> Pager<'a> {
     }
 
     /// One access to all pages of `[start, end)` that lie in the mapping at `start`. Returns where it ends.
-    fn access(&mut self, start: u64, end: u64, access: Access) -> Result<u64, FaultError> {
+    fn access(&self, start: u64, end: u64, access: Access) -> Result<u64, FaultError> {
         let vma = self.find(start).ok_or(FaultError::Unmapped(start))?;
         let flags = vma.flags();
-        let allowed = match access {
-            Access::Write => flags.contains(VmaFlags::WRITE),
-            Access::Execute => flags.contains(VmaFlags::EXEC),
-            // On x86 whatever can be accessed at all can be read.
-            Access::Read => flags.is_accessible(),
-        };
-        if !allowed {
+        if !access.is_allowed(flags) {
             return Err(FaultError::Denied {
                 addr: start,
                 access,
                 vma: vma.range(),
             });
         }
-        if access == Access::Write && !flags.contains(VmaFlags::SHARED) {
+        if identifies(access, flags) {
             // Before the file is asked for the page, so that it stays when there is none.
             self.identify(start);
         }
         let to = vma.end.min(end);
-        match self.first_missing(vma, start, to) {
-            Some(missing) => Err(FaultError::BeyondEnd(missing)),
-            None => Ok(to),
-        }
+        self.make_present(vma, start, to, access)?;
+        Ok(to)
     }
 
     /// Makes pages present as mlock and `MAP_POPULATE` do, mapping by mapping; holes are passed over.
     /// Source: `__mm_populate()`, `populate_vma_page_range()`.
-    fn populate(&mut self, start: u64, end: u64, ignore_errors: bool) -> Result<(), u64> {
+    fn populate(&self, start: u64, end: u64, ignore_errors: bool) -> Result<(), u64> {
         let mut at = start;
         while at < end {
             let Some(vma) = self.next(at).filter(|vma| vma.start < end) else {
@@ -150,7 +230,7 @@ impl<'a> Pager<'a> {
         Ok(())
     }
 
-    fn populate_one(&mut self, vma: Placed<'_>, start: u64, end: u64) -> Result<(), u64> {
+    fn populate_one(&self, vma: Placed<'_>, start: u64, end: u64) -> Result<(), u64> {
         let flags = vma.flags();
         if flags.intersects(VmaFlags::IO | VmaFlags::PFNMAP | VmaFlags::LOCKONFAULT) {
             return Ok(());
@@ -158,19 +238,24 @@ impl<'a> Pager<'a> {
         if !flags.is_accessible() {
             return Err(start);
         }
+        let mut access = Access::Read;
         if flags & (VmaFlags::WRITE | VmaFlags::SHARED) == VmaFlags::WRITE {
             self.identify(start);
+            access = Access::Write;
         }
-        self.first_missing(vma, start, end).map_or(Ok(()), Err)
+        self.make_present(vma, start, end, access)
+            .map_err(FaultError::addr)
     }
 }
 
 impl<B: Backend> WriteGuard<'_, B> {
-    pub(super) fn pager<'a>(&'a self, config: &SpaceConfig) -> Pager<'a> {
+    pub(super) fn pager<'a>(&'a self, config: &SpaceConfig) -> Pager<'a, B> {
+        let space = self.space;
         Pager {
-            view: self.space.tree.locked(&self.inner().writer),
-            ids: self.space.identities.lock(),
+            view: space.core.tree.locked(&self.inner().writer),
+            ids: &space.identities,
             pages: config.pages(),
+            backend: &space.core.backend,
         }
     }
 
@@ -214,6 +299,45 @@ impl<B: Backend> WriteGuard<'_, B> {
 }
 
 impl<B: Backend> AddressSpace<B> {
+    /// Makes a page accessible: under a guard alone, unless a stack has to grow, a mapping gets its identity, or calls replace
+    /// the mapping faster than it can be looked up.
+    pub(crate) fn fault_page(
+        &self,
+        page: u64,
+        access: Access,
+        reader: &Reader,
+    ) -> Result<(), FaultError> {
+        for _ in 0..ATTEMPTS {
+            let guard = reader.pin();
+            let Some(entry) = self.core.tree.find(page, &guard) else {
+                break;
+            };
+            let (vma, flags) = (entry.value, entry.value.flags());
+            if !access.is_allowed(flags) {
+                return Err(FaultError::Denied {
+                    addr: page,
+                    access,
+                    vma: VmRange::new(entry.start, entry.end),
+                });
+            }
+            if identifies(access, flags) && vma.anon().is_none() {
+                break;
+            }
+            let still = || self.core.tree.find(page, &guard);
+            let fault = Fault {
+                addr: page,
+                access,
+                vma,
+                pgoff: vma.pgoff() + (page - entry.start) / PAGE as u64,
+                attached: &|| still().is_some_and(|now| std::ptr::eq(now.value, vma)),
+            };
+            if self.core.backend.fault(&fault)? == Faulted::Done {
+                return Ok(());
+            }
+        }
+        self.touch(page, 1, access)
+    }
+
     /// Accesses every page of a range, as a program would, as far as that leaves traces in the bookkeeping: a stack below
     /// the first address grows, and a first write to a private mapping gives it an identity. An access of
     /// length 0 counts as one byte.
@@ -239,10 +363,11 @@ impl<B: Backend> AddressSpace<B> {
         while at < end {
             {
                 let layout = self.read();
-                let mut pager = Pager {
-                    view: self.tree.locked(&layout.inner().writer),
-                    ids: self.identities.lock(),
+                let pager = Pager {
+                    view: self.core.tree.locked(&layout.inner().writer),
+                    ids: &self.identities,
                     pages: self.config.load().pages(),
+                    backend: &self.core.backend,
                 };
                 match pager.access(at, end, access) {
                     Ok(to) => {

@@ -5,14 +5,16 @@ use std::{fmt, iter, mem};
 
 use vma_rcu::lock_order::Held;
 use vma_rcu::rwsem;
+use vma_rcu::tree::View;
 use vma_rcu::wait::Wait;
 
 use super::draft::{Changes, Draft, Followed, HookEvent, Piece};
 use super::{AddressSpace, Inner};
 use crate::accounting::Totals;
-use crate::backend::{self, Backend};
+use crate::backend::Backend;
 use crate::error::PublishError;
 use crate::limits::SpaceConfig;
+use crate::vma::Vma;
 
 /// The layout is stable while this lives.
 pub struct ReadGuard<'s, B: Backend = ()> {
@@ -94,7 +96,6 @@ pub(super) struct After {
 #[derive(Default)]
 struct Work {
     hooks: Vec<HookEvent>,
-    zaps: Vec<(u64, u64)>,
 }
 
 impl After {
@@ -106,13 +107,6 @@ impl After {
         }
     }
 
-    fn zap(&mut self, ranges: impl Iterator<Item = (u64, u64)>) {
-        let mut ranges = ranges.peekable();
-        if ranges.peek().is_some() {
-            self.work.get_or_insert_default().zaps.extend(ranges);
-        }
-    }
-
     /// Does it, with no lock held.
     #[inline]
     fn run<B: Backend>(&mut self, space: &AddressSpace<B>) {
@@ -120,18 +114,15 @@ impl After {
             return;
         }
         if let Some(work) = self.work.take() {
-            work.run(space);
+            work.run();
         }
-        space.tree.domain().collect();
+        space.core.tree.domain().collect();
     }
 }
 
 impl Work {
     #[cold]
-    fn run<B: Backend>(self, space: &AddressSpace<B>) {
-        for (start, end) in self.zaps {
-            space.backend.zap(start, end);
-        }
+    fn run(self) {
         // Opened before closed, so that an owner who counts doesn't see none in between.
         for event in self.hooks.iter().filter(|event| event.opened) {
             event.hooks.opened(event.range);
@@ -164,7 +155,7 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
     /// What a call changes: nothing, yet.
     #[inline]
     pub(super) fn changes(&self) -> Changes {
-        Changes::new(self.inner().totals)
+        Changes::new(self.inner().totals, B::ACTIVE)
     }
 
     /// Starts planning; `changes` takes what is planned, for [`commit`](Self::commit).
@@ -175,12 +166,42 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
         changes: &'a mut Changes,
     ) -> Draft<'a> {
         let inner = self.inner();
-        let view = self.space.tree.locked(&inner.writer);
+        let view = self.space.core.tree.locked(&inner.writer);
         Draft::new(view, &inner.guarded, config, changes)
     }
 
     /// Prepares and publishes, once. On an error nothing has changed.
     pub(super) fn commit(&mut self, changes: &mut Changes) -> Result<(), PublishError> {
+        if B::ACTIVE && !(changes.windows.is_empty() && changes.pages.is_empty()) {
+            self.commit_with_pages(changes)
+        } else {
+            self.publish(changes)
+        }
+    }
+
+    /// The same for a backend that has something behind mappings.
+    fn commit_with_pages(&mut self, changes: &mut Changes) -> Result<(), PublishError> {
+        let core = &self.space.core;
+        if let Some(refused) = self.refused {
+            return Err(refused);
+        }
+        core.backend.prepare(&changes.pages)?;
+        for piece in changes.windows.iter().flat_map(|window| &window.pieces) {
+            // Before anything of it can be faulted.
+            if let Some(file) = piece.vma.file() {
+                file.object().add_mapper(core);
+            }
+        }
+        if let Err(error) = self.publish(changes) {
+            core.backend.cancel(&changes.pages);
+            return Err(error);
+        }
+        let view = core.tree.locked(&self.inner().writer);
+        core.backend.commit(&changes.pages, &|at| hole(view, at));
+        Ok(())
+    }
+
+    fn publish(&mut self, changes: &mut Changes) -> Result<(), PublishError> {
         let space: &'s AddressSpace<B> = self.space;
         if changes.windows.is_empty() {
             self.inner_mut().totals = changes.totals;
@@ -190,14 +211,9 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
             return Err(refused);
         }
         let wait = self.wait;
-        let told = if B::ACTIVE {
-            Some(prepare_backend(&space.backend, changes)?)
-        } else {
-            None
-        };
         let inner = self.inner_mut();
         let guard_edits = changes.guards.then(|| Inner::guard_edits(&changes.windows));
-        let mut transaction = space.tree.write(&mut inner.writer);
+        let mut transaction = space.core.tree.write(&mut inner.writer);
         for window in &mut changes.windows {
             // Popped in ascending order: cheaper than draining where there is one, as nearly always.
             window.pieces.reverse();
@@ -221,12 +237,6 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
         if let Some(followed) = changes.followed.take() {
             self.follow(*followed);
         }
-        if let Some(told) = told {
-            for (start, end, pieces) in told {
-                space.backend.commit(start, end, &pieces);
-                self.after.zap(holes(start, end, &pieces));
-            }
-        }
         Ok(())
     }
 
@@ -246,7 +256,7 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
     /// Keeps the layout as the calls have left it, and lets readers in; no writer comes in between. Who waited
     /// before goes first, so that a waiting writer keeps later readers out: see [`vma_rcu::rwsem`].
     ///
-    /// Owners' hooks and zaps of what was unmapped wait until the new guard is dropped.
+    /// Owners' hooks wait until the new guard is dropped.
     #[must_use]
     pub fn downgrade(mut self) -> ReadGuard<'s, B> {
         let (Some(inner), Some(held)) = (self.inner.take(), self.held.take()) else {
@@ -258,33 +268,15 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
     }
 }
 
-/// The parts of a window that hold nothing any more.
-fn holes(start: u64, end: u64, pieces: &[backend::Piece]) -> impl Iterator<Item = (u64, u64)> {
-    let starts = pieces.iter().map(|piece| piece.start).chain([end]);
-    let ends = [start]
-        .into_iter()
-        .chain(pieces.iter().map(|piece| piece.end));
-    ends.zip(starts).filter(|(from, to)| from < to)
-}
-
-type Told = Vec<(u64, u64, Vec<backend::Piece>)>;
-
-fn prepare_backend<B: Backend>(backend: &B, changes: &Changes) -> Result<Told, PublishError> {
-    let mut told = Told::new();
-    for window in &changes.windows {
-        let pieces: Vec<_> = window
-            .pieces
-            .iter()
-            .map(|piece| backend::Piece {
-                start: piece.start,
-                end: piece.end,
-                flags: piece.vma.flags(),
-            })
-            .collect();
-        backend.prepare(window.start, window.end, &pieces)?;
-        told.push((window.start, window.end, pieces));
+/// Between which addresses nothing is mapped around `at`; empty, and at the end of the mapping, if something is mapped there.
+fn hole(view: View<'_, Vma>, at: u64) -> (u64, u64) {
+    let (below, above) = view.neighbours(at);
+    let low = below.map_or(0, |entry| entry.end);
+    match above {
+        Some(entry) if entry.start <= at => (entry.end, entry.end),
+        Some(entry) => (low, entry.start),
+        None => (low, u64::MAX),
     }
-    Ok(told)
 }
 
 impl<B: Backend> Drop for WriteGuard<'_, B> {

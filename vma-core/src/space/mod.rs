@@ -44,6 +44,7 @@ mod view;
 mod vma_lock;
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -80,8 +81,10 @@ use self::guard::After;
 use crate::accounting::Totals;
 use crate::addr::Pages;
 use crate::anon::AnonIds;
-use crate::backend::Backend;
+use crate::backend::paged::PAGE;
+use crate::backend::{Backend, FileUnmap};
 use crate::error::PublishError;
+use crate::file::{FileObject, Mapper};
 use crate::flags::{MdweFlags, VmaFlags};
 use crate::limits::{ConfigError, SpaceConfig};
 use crate::vma::Vma;
@@ -118,8 +121,7 @@ impl Stats {
 /// every call that changes it takes the exclusive side itself. [`write`](Self::write) holds it over several calls.
 /// [`lock_vma`](Self::lock_vma) keeps one mapping stable, and is in nobody's way but that of who wants to replace it.
 pub struct AddressSpace<B: Backend = ()> {
-    /// For readers, without a lock.
-    tree: RangeTree<Vma>,
+    core: Arc<Core<B>>,
     /// Exclusive for changes, shared to keep the layout stable.
     inner: RwSemaphore<Inner>,
     /// For those without the lock. Replaced as a whole, together with `Inner::config`.
@@ -127,7 +129,46 @@ pub struct AddressSpace<B: Backend = ()> {
     /// Who hands out identities of private pages. Taken inside `inner` (shared side) by faults; with the exclusive
     /// side held it's free.
     identities: Mutex<AnonIds>,
+}
+
+/// What files that are mapped here know of the space: nothing of it takes the space's lock.
+struct Core<B: Backend> {
+    /// For readers, without a lock.
+    tree: RangeTree<Vma>,
     backend: B,
+}
+
+impl<B: Backend> Mapper for Core<B> {
+    fn unmap_pages(&self, file: &FileObject, pages: Range<u64>, copies: bool) {
+        let reader = self.tree.domain().register();
+        let guard = reader.pin();
+        for entry in self.tree.iter(0, &guard) {
+            let shown = entry.value.file().filter(|_| !entry.value.is_anonymous());
+            if shown.is_some_and(|shown| std::ptr::eq(&raw const **shown.object(), file))
+                && let Some((start, end)) = part_of(entry.start, entry.end, entry.value, &pages)
+            {
+                self.backend.unmap_file(&FileUnmap {
+                    file,
+                    start,
+                    end,
+                    copies,
+                });
+            }
+        }
+    }
+}
+
+/// The part of a mapping that shows some of these pages of its file.
+fn part_of(start: u64, end: u64, vma: &Vma, pages: &Range<u64>) -> Option<(u64, u64)> {
+    let page = PAGE as u64;
+    let low = pages.start.saturating_sub(vma.pgoff());
+    let high = pages.end.saturating_sub(vma.pgoff());
+    let start = start.checked_add(low.checked_mul(page)?)?;
+    let end = match high.checked_mul(page) {
+        Some(bytes) => end.min((start - low * page).saturating_add(bytes)),
+        None => end,
+    };
+    (start < end).then_some((start, end))
 }
 
 /// Protected by `AddressSpace::inner`.
@@ -214,6 +255,7 @@ impl<B: Backend> AddressSpace<B> {
             mmap_base: Some(config.base()),
             ..config
         };
+        backend.attach(domain, &config)?;
         Ok(Self::assemble(config, domain, backend, AnonIds::default()))
     }
 
@@ -221,7 +263,7 @@ impl<B: Backend> AddressSpace<B> {
         let (tree, writer) = RangeTree::new(domain);
         let config = Arc::new(config);
         AddressSpace {
-            tree,
+            core: Arc::new(Core { tree, backend }),
             inner: RwSemaphore::new(Inner {
                 writer,
                 config: Arc::clone(&config),
@@ -237,42 +279,44 @@ impl<B: Backend> AddressSpace<B> {
             }),
             config: ArcSwap::new(config),
             identities: Mutex::new(ids),
-            backend,
         }
     }
 
     /// Registers the calling thread for lookups; keep the result for as long as it makes some.
     pub fn register(&self) -> Reader {
-        self.tree.domain().register()
+        self.core.tree.domain().register()
     }
 
     /// The reclamation domain.
     pub fn domain(&self) -> &Domain {
-        self.tree.domain()
+        self.core.tree.domain()
     }
 
     /// The backend.
     pub fn backend(&self) -> &B {
-        &self.backend
+        &self.core.backend
     }
 
     /// The mapping that holds `addr`. It may be gone the next instant.
     ///
     /// No lock, no retry, no store to shared memory.
     pub fn find<'g>(&self, addr: u64, guard: &'g Guard<'_>) -> Option<VmaRef<'g>> {
-        self.tree.find(addr, guard).map(VmaRef::from_entry)
+        self.core.tree.find(addr, guard).map(VmaRef::from_entry)
     }
 
     /// The first mapping that ends above `addr`, under the same terms as [`find`](Self::find).
     pub fn find_next<'g>(&self, addr: u64, guard: &'g Guard<'_>) -> Option<VmaRef<'g>> {
-        self.tree.find_next(addr, guard).map(VmaRef::from_entry)
+        self.core
+            .tree
+            .find_next(addr, guard)
+            .map(VmaRef::from_entry)
     }
 
     /// The mappings in order of address, from the first that ends above `from`.
     ///
     /// No lock. Each publish is seen wholly or not at all, but several may come between two steps.
     pub fn iter<'g>(&self, from: u64, guard: &'g Guard<'_>) -> impl Iterator<Item = VmaRef<'g>> {
-        self.tree.iter(from, guard).map(VmaRef::from_entry)
+        self.core.tree.iter(from, guard).map(VmaRef::from_entry)
     }
 
     /// Keeps the layout as it is until the guard is dropped.
@@ -325,7 +369,7 @@ impl<B: Backend> AddressSpace<B> {
     #[inline]
     pub fn write_with<'s>(&'s self, wait: Wait<'s>) -> Result<WriteGuard<'s, B>, GaveUp> {
         // One relaxed load, as long as there is no need.
-        let refused = match self.tree.domain().throttle(None) {
+        let refused = match self.core.tree.domain().throttle(None) {
             Ok(()) => None,
             Err(_) => self.wait_for_readers(wait)?,
         };
@@ -336,7 +380,7 @@ impl<B: Backend> AddressSpace<B> {
 
     /// [`write`](Self::write), if nobody has either side or waits.
     pub fn try_write(&self) -> Option<WriteGuard<'_, B>> {
-        let refused = self.tree.domain().throttle(None).err().map(retired);
+        let refused = self.core.tree.domain().throttle(None).err().map(retired);
         let inner = self.inner.try_write()?;
         let held = order::MMAP.acquired(self.address());
         Some(self.write_guard(inner, held, Wait::forever(), refused))
@@ -370,7 +414,7 @@ impl<B: Backend> AddressSpace<B> {
         loop {
             wait.check()?;
             let look = Instant::now() + PATIENCE / 100;
-            match self.tree.domain().throttle(Some(look)) {
+            match self.core.tree.domain().throttle(Some(look)) {
                 Ok(()) => return Ok(None),
                 Err(over) if look >= until => return Ok(Some(retired(over))),
                 Err(_) => {}
@@ -440,7 +484,7 @@ impl<B: Backend> Drop for AddressSpace<B> {
     /// Lets go of files and owners: each mapping that is left counts as removed.
     fn drop(&mut self) {
         let inner = self.inner.get_mut();
-        let view = self.tree.locked(&inner.writer);
+        let view = self.core.tree.locked(&inner.writer);
         for entry in view.iter(0) {
             if entry.value.is_shared_maywrite()
                 && let Some(file) = entry.value.file()

@@ -122,7 +122,7 @@ impl<B: Backend> ReadGuard<'_, B> {
     ///
     /// # Errors
     /// As there.
-    pub fn mincore(&self, addr: u64, len: u64) -> Result<(), CoreError> {
+    pub fn mincore(&self, addr: u64, len: u64) -> Result<Vec<bool>, CoreError> {
         let config = self.space.config.load();
         if !config.pages().is_aligned(addr) {
             return Err(CoreError::Unaligned(addr));
@@ -131,11 +131,23 @@ impl<B: Backend> ReadGuard<'_, B> {
             .checked_add(len)
             .filter(|end| *end <= config.task_size)
             .ok_or(CoreError::BeyondLimit { addr, len })?;
+        let pages = config.pages();
+        let mut resident = Vec::new();
         let mut at = addr;
         while at < end {
-            at = self.find(at).ok_or(CoreError::Unmapped(at))?.end();
+            let vma = self.find(at).ok_or(CoreError::Unmapped(at))?;
+            let to = pages.ceil_wrapping(vma.end().min(end));
+            if !B::ACTIVE {
+                resident.resize(pages.count(to - addr) as usize, false);
+                at = to;
+            }
+            while at < to {
+                let pgoff = vma.vma().pgoff() + pages.count(at - vma.start());
+                resident.push(self.space.core.backend.is_resident(at, vma.vma(), pgoff));
+                at += pages.bytes(1);
+            }
         }
-        Ok(())
+        Ok(resident)
     }
 }
 
@@ -151,13 +163,13 @@ impl<B: Backend> AddressSpace<B> {
         self.read().msync(addr, len, flags)
     }
 
-    /// Whether mincore(2) of the range succeeds.
+    /// Which pages of the range are present (mincore(2)): of a file those that its page cache has. Without a backend none is.
     ///
     /// # Errors
     /// `EINVAL` unaligned; `ENOMEM` a hole, or beyond the address space.
     ///
     /// Source: `mincore` in mm/mincore.c.
-    pub fn mincore(&self, addr: u64, len: u64) -> Result<(), CoreError> {
+    pub fn mincore(&self, addr: u64, len: u64) -> Result<Vec<bool>, CoreError> {
         self.read().mincore(addr, len)
     }
 }

@@ -82,6 +82,7 @@ impl<B: Backend> ReadGuard<'_, B> {
     /// The mapping that holds `addr`.
     pub fn find(&self, addr: u64) -> Option<VmaRef<'_>> {
         self.space
+            .core
             .tree
             .locked(&self.inner().writer)
             .find(addr)
@@ -91,6 +92,7 @@ impl<B: Backend> ReadGuard<'_, B> {
     /// The first mapping that ends above `addr`.
     pub fn find_next(&self, addr: u64) -> Option<VmaRef<'_>> {
         self.space
+            .core
             .tree
             .locked(&self.inner().writer)
             .find_next(addr)
@@ -100,6 +102,7 @@ impl<B: Backend> ReadGuard<'_, B> {
     /// The mappings in order of address, from the first that ends above `from`.
     pub fn iter(&self, from: u64) -> impl Iterator<Item = VmaRef<'_>> {
         self.space
+            .core
             .tree
             .locked(&self.inner().writer)
             .iter(from)
@@ -116,6 +119,7 @@ impl<B: Backend> WriteGuard<'_, B> {
     /// The mapping that holds `addr`.
     pub fn find(&self, addr: u64) -> Option<VmaRef<'_>> {
         self.space
+            .core
             .tree
             .locked(&self.inner().writer)
             .find(addr)
@@ -125,6 +129,7 @@ impl<B: Backend> WriteGuard<'_, B> {
     /// The mappings in order of address, from the first that ends above `from`.
     pub fn iter(&self, from: u64) -> impl Iterator<Item = VmaRef<'_>> {
         self.space
+            .core
             .tree
             .locked(&self.inner().writer)
             .iter(from)

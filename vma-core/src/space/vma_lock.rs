@@ -45,7 +45,7 @@ impl<B: Backend> AddressSpace<B> {
     ///
     /// Source: `lock_vma_under_rcu()`.
     pub fn lock_vma(&self, addr: u64, guard: &Guard<'_>) -> Result<Option<VmaLock<'_>>, Busy> {
-        Ok(self.tree.lock(addr, guard)?.map(VmaLock::new))
+        Ok(self.core.tree.lock(addr, guard)?.map(VmaLock::new))
     }
 
     /// The same, but where it's busy it waits for the calls under way, as `wait` says.
@@ -64,7 +64,7 @@ impl<B: Backend> AddressSpace<B> {
             }
             let layout = self.read_with(wait)?;
             // No call is under way: only an absurd number of readers can be in the way still.
-            if let Ok(locked) = self.tree.lock_under(addr, &layout.inner().writer) {
+            if let Ok(locked) = self.core.tree.lock_under(addr, &layout.inner().writer) {
                 drop(layout);
                 return Ok(locked.map(VmaLock::new));
             }

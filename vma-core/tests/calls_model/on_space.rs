@@ -177,7 +177,7 @@ fn apply_to_range(world: &World, space: &AddressSpace, call: &Call) -> Outcome {
             space.msync(base + at, len, SyncFlags::from_bits_retain(flags)),
             SyncError::errno,
         ),
-        Call::Core { at, len } => done(space.mincore(base + at, len), CoreError::errno),
+        Call::Core { at, len } => done(space.mincore(base + at, len).map(|_| ()), CoreError::errno),
         Call::RemapFile {
             at,
             len,

@@ -45,19 +45,29 @@ impl<T: Send + 'static> Limbo<T> {
         })
     }
 
-    /// Takes an object that no new reader can reach; under its lock nothing else is done.
+    /// Takes an object that no new reader can reach.
     ///
     /// # Errors
     ///
     /// Memory ran out: the object comes back.
     pub fn retire(&self, object: Box<T>) -> Result<(), Box<T>> {
+        let mut object = Some(object);
+        self.retire_with(|| object.take());
+        object.map_or(Ok(()), Err)
+    }
+
+    /// Takes what `unlink` returns, which no new reader can reach then. There is room for it before `unlink` is called, which runs
+    /// under a lock; so nothing is unlinked that can't be retired.
+    ///
+    /// When memory runs out `unlink` isn't called.
+    pub fn retire_with(&self, unlink: impl FnOnce() -> Option<Box<T>>) {
         let mut producer = self.producer.lock();
-        if producer.reserve(1).is_err() {
-            return Err(object);
+        if producer.reserve(1).is_ok()
+            && let Some(object) = unlink()
+        {
+            producer.push(Box::into_raw(object).cast());
+            producer.publish(&self.queue, size_of::<T>());
         }
-        producer.push(Box::into_raw(object).cast());
-        producer.publish(&self.queue, size_of::<T>());
-        Ok(())
     }
 }
 

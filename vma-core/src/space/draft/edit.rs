@@ -8,6 +8,7 @@ use super::{Draft, Followed, HookEvent, Piece, Pieces, Window, one};
 use crate::accounting::check_split;
 use crate::addr::VmRange;
 use crate::anon::AnonId;
+use crate::backend::PageChange;
 use crate::error::SplitError;
 use crate::flags::VmaFlags;
 use crate::merge::{Kind, Merge, Proposal, decide};
@@ -99,6 +100,7 @@ impl Draft<'_> {
         }
         if from < to {
             self.add_window(from, to, Pieces::new());
+            self.note_pages(PageChange::Zap { start, end });
         }
     }
 
@@ -296,6 +298,7 @@ impl Draft<'_> {
             return Ok(end);
         };
         debug_assert!(end <= middle.end, "the part lies in one VMA");
+        let other_rights = (flags ^ middle.flags()).intersects(VmaFlags::ACCESS);
         let (middle_start, middle_end) = (middle.start, middle.end);
         let (at_start, at_end) = (start == middle_start, end == middle_end);
         let part = middle
@@ -317,13 +320,22 @@ impl Draft<'_> {
                 &part,
                 kind,
             ) {
+                self.note_rights(other_rights, start, end);
                 return Ok(new_end);
             }
         }
         self.split_limited(start)?;
         self.split_limited(end)?;
         self.replace(start, end, one(start, end, part));
+        self.note_rights(other_rights, start, end);
         Ok(end)
+    }
+
+    /// What may be done with the pages of a range is another thing from now on.
+    fn note_rights(&mut self, changed: bool, start: u64, end: u64) {
+        if changed {
+            self.note_pages(PageChange::Protect { start, end });
+        }
     }
 
     fn merge_existing(

@@ -15,6 +15,7 @@ use vma_rcu::tree::{Entry, View};
 
 use crate::accounting::Totals;
 use crate::addr::{Pages, VmRange};
+use crate::backend::PageChange;
 use crate::file::{FileObject, MappingHooks};
 use crate::limits::SpaceConfig;
 use crate::vma::{Placed, Vma};
@@ -72,18 +73,23 @@ pub(super) struct Changes {
     pub(super) guards: bool,
     /// Few calls have any.
     pub(super) followed: Option<Box<Followed>>,
+    /// What happens to pages, in this order; not noted where nothing is behind mappings.
+    pub(super) pages: Vec<PageChange>,
+    notes_pages: bool,
 }
 
 impl Changes {
     /// None; `totals` are those of the layout.
     #[inline]
-    pub(super) fn new(totals: Totals) -> Self {
+    pub(super) fn new(totals: Totals, notes_pages: bool) -> Self {
         Changes {
             windows: SmallVec::new(),
             totals,
             stats: Stats::default(),
             guards: false,
             followed: None,
+            pages: Vec::new(),
+            notes_pages,
         }
     }
 }
@@ -152,6 +158,14 @@ impl<'a> Draft<'a> {
             below: Cell::new(None),
             edited: false,
             changes,
+        }
+    }
+
+    /// Something happens to pages when this is published.
+    #[inline]
+    pub(super) fn note_pages(&mut self, change: PageChange) {
+        if self.changes.notes_pages {
+            self.changes.pages.push(change);
         }
     }
 

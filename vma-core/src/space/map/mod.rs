@@ -74,7 +74,12 @@ impl MapRequest {
 ///
 /// On an error the draft holds what Linux leaves behind: splits at the edges.
 #[inline]
-fn install(draft: &mut Draft<'_>, range: VmRange, plan: Plan) -> Result<(), MapError> {
+fn install(
+    backend: &impl Backend,
+    draft: &mut Draft<'_>,
+    range: VmRange,
+    plan: Plan,
+) -> Result<(), MapError> {
     // What lies below is asked for merging, later.
     draft.look_around(range.start);
     let occupied = draft.first_in(range.start, range.end).is_some();
@@ -108,7 +113,9 @@ fn install(draft: &mut Draft<'_>, range: VmRange, plan: Plan) -> Result<(), MapE
     }
     let file = if plan.new_object {
         Some(OpenFile::new(
-            FileObject::shared_anonymous(range.len()),
+            backend
+                .shared_memory(FileObject::shared_anonymous(range.len()))
+                .build(),
             AccessMode::ReadWrite,
         ))
     } else {
@@ -140,7 +147,7 @@ impl<B: Backend> WriteGuard<'_, B> {
         let populate = plan.flags.contains(VmaFlags::LOCKED)
             || parsed.flags & (MapFlags::POPULATE | MapFlags::NONBLOCK) == MapFlags::POPULATE;
         let range = VmRange::new(addr, addr + parsed.len);
-        let result = install(&mut draft, range, plan);
+        let result = install(&self.space.core.backend, &mut draft, range, plan);
         self.commit(&mut changes)?;
         result?;
         if populate {

@@ -22,7 +22,7 @@ use super::{AddressSpace, WriteGuard};
 use crate::accounting::{check_commit, check_expand, check_lock, map_count_error};
 use crate::addr::VmRange;
 use crate::anon::AnonId;
-use crate::backend::Backend;
+use crate::backend::{Backend, PageChange};
 use crate::error::LimitError;
 use crate::file::FileKind;
 use crate::flags::{MapFlags, RemapFlags, VmaFlags};
@@ -363,6 +363,13 @@ fn move_mapping(draft: &mut Draft<'_>, remap: &Remap) -> Result<Done, RemapError
     let copy = vma.vma.clone().with_pgoff(pgoff);
     let new_end = remap.new_addr + remap.new_len;
     let (_, copied) = draft.insert_merged(remap.new_addr, new_end, copy, chain, Kind::New);
+    if remap.old_len > 0 {
+        draft.note_pages(PageChange::Move {
+            from: remap.addr,
+            to: remap.new_addr,
+            len: remap.old_len,
+        });
+    }
     if remap.keep_source {
         leave_source(draft, remap.addr, source_end, copied);
     } else if remap.old_len > 0 {

@@ -1,0 +1,527 @@
+//! Loads and stores.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use vma_rcu::reclaim::Reader;
+use vma_rcu::shootdown::Accessing;
+
+use super::frame::{Frame, FrameHead, PageBytes};
+use super::table::index;
+use super::{PAGE, Paged};
+use crate::space::{Access, AddressSpace, FaultError};
+
+/// Entries of an accessor's cache of translations: a megabyte's.
+const CACHED: usize = 256;
+const OFFSET: u64 = PAGE as u64 - 1;
+
+/// An access that didn't come to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("after {done} bytes: {fault}")]
+pub struct AccessError {
+    /// Bytes that were accessed.
+    pub done: u64,
+    /// Why the next one wasn't, with its address.
+    #[source]
+    pub fault: FaultError,
+}
+
+/// A cached translation. A tag is the page's address, or [`NO_PAGE`].
+#[derive(Clone, Copy)]
+struct Cached {
+    /// For loads.
+    load: u64,
+    /// For stores.
+    store: u64,
+    /// For instruction fetches.
+    fetch: u64,
+    memory: NonNull<u8>,
+}
+
+/// Equal to no address less its offset.
+const NO_PAGE: u64 = 1;
+
+impl Cached {
+    const NONE: Cached = Cached {
+        load: NO_PAGE,
+        store: NO_PAGE,
+        fetch: NO_PAGE,
+        memory: NonNull::dangling(),
+    };
+
+    #[inline(always)]
+    fn tag(&self, access: Access) -> u64 {
+        match access {
+            Access::Read => self.load,
+            Access::Write => self.store,
+            Access::Execute => self.fetch,
+        }
+    }
+}
+
+/// One virtual CPU's way to a space's memory: caches translations (a software TLB), and makes pages present where an access
+/// finds none.
+///
+/// # Atomicity
+///
+/// An aligned access of 1, 2, 4 or 8 bytes is one access of the host's, relaxed if nothing else is said; an unaligned one is made byte by byte.
+/// [`read`](Self::read) and [`write`](Self::write) move whole aligned words of 8 bytes, and single bytes at the edges.
+/// What several accessors do to the same bytes at the same time is what the host's memory does with it, never undefined behaviour.
+///
+/// # Concurrency
+///
+/// Accesses take no lock as long as pages are present. When a call that takes pages away, or rights, has returned,
+/// no access through an older translation is under way, and none will be (C3).
+pub struct Accessor<'s> {
+    space: &'s AddressSpace<Paged>,
+    reader: Reader,
+    accessing: Accessing<'s>,
+    /// What the cache was filled under.
+    generation: u64,
+    cache: Box<[Cached; CACHED]>,
+}
+
+impl fmt::Debug for Accessor<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Accessor")
+            .field("generation", &self.generation)
+            .finish_non_exhaustive()
+    }
+}
+
+impl AddressSpace<Paged> {
+    /// An accessor for the calling thread.
+    pub fn accessor(&self) -> Accessor<'_> {
+        Accessor {
+            space: self,
+            reader: self.register(),
+            accessing: self.backend().state().shootdown.register(),
+            generation: 0,
+            cache: Box::new([Cached::NONE; CACHED]),
+        }
+    }
+}
+
+/// A long-term reference to a page's frame: it stays, whatever becomes of the mapping (C17).
+#[derive(Clone, Debug)]
+pub struct PinnedPage {
+    frame: Frame,
+}
+
+impl PinnedPage {
+    /// Its bytes.
+    pub fn bytes(&self) -> PageBytes<'_> {
+        self.frame.bytes()
+    }
+}
+
+impl Accessor<'_> {
+    /// Does `f` to the memory of the page that holds `addr`: between the marks, so that it may wait for nothing.
+    #[inline(always)]
+    fn on_page<R>(
+        &mut self,
+        addr: u64,
+        access: Access,
+        f: impl FnOnce(NonNull<u8>) -> R,
+    ) -> Result<R, FaultError> {
+        let page = addr & !OFFSET;
+        let generation = self.accessing.enter();
+        let cached = &self.cache[(addr / PAGE as u64) as usize % CACHED];
+        if generation == self.generation && cached.tag(access) == page {
+            let result = f(cached.memory);
+            self.accessing.leave();
+            return Ok(result);
+        }
+        self.accessing.leave();
+        self.on_page_slow(page, access, f)
+    }
+
+    #[inline(never)]
+    fn on_page_slow<R>(
+        &mut self,
+        page: u64,
+        access: Access,
+        f: impl FnOnce(NonNull<u8>) -> R,
+    ) -> Result<R, FaultError> {
+        loop {
+            let generation = self.accessing.enter();
+            if generation != self.generation {
+                self.cache.fill(Cached::NONE);
+                self.generation = generation;
+            }
+            if let Some(cached) = self.translate(page, access) {
+                self.cache[(page / PAGE as u64) as usize % CACHED] = cached;
+                let result = f(cached.memory);
+                self.accessing.leave();
+                return Ok(result);
+            }
+            self.accessing.leave();
+            self.space.fault_page(page, access, &self.reader)?;
+        }
+    }
+
+    /// What the tables say, if that does for the access. Between the marks.
+    fn translate(&self, page: u64, access: Access) -> Option<Cached> {
+        let guard = self.reader.pin();
+        let vma = self.space.find(page, &guard)?;
+        let leaf = self.space.backend().state().tables.leaf(page)?;
+        let entry = leaf.entry(index(page));
+        let head = entry.head()?;
+        let tag = |access: Access| {
+            let owned = access != Access::Write || entry.is_owned();
+            if owned && access.is_allowed(vma.flags()) {
+                page
+            } else {
+                NO_PAGE
+            }
+        };
+        // SAFETY: F2, S1: the frame was in the table while this thread is in access, so that it stays until it leaves.
+        let memory = unsafe { head.as_ref() }.memory();
+        let cached = Cached {
+            load: tag(Access::Read),
+            store: tag(Access::Write),
+            fetch: tag(Access::Execute),
+            memory,
+        };
+        (cached.tag(access) == page).then_some(cached)
+    }
+
+    /// Loads bytes.
+    ///
+    /// # Errors
+    /// [`AccessError`]: what lies before the fault was read.
+    pub fn read(&mut self, addr: u64, into: &mut [u8]) -> Result<(), AccessError> {
+        self.by_page(addr, into.len() as u64, Access::Read, |bytes, at, range| {
+            bytes.read(at, &mut into[range]);
+        })
+    }
+
+    /// Stores bytes.
+    ///
+    /// # Errors
+    /// [`AccessError`]: what lies before the fault was written.
+    pub fn write(&mut self, addr: u64, from: &[u8]) -> Result<(), AccessError> {
+        self.by_page(
+            addr,
+            from.len() as u64,
+            Access::Write,
+            |bytes, at, range| {
+                bytes.write(at, &from[range]);
+            },
+        )
+    }
+
+    /// Sets `len` bytes to `value`.
+    ///
+    /// # Errors
+    /// [`AccessError`]: what lies before the fault was set.
+    pub fn fill(&mut self, addr: u64, len: u64, value: u8) -> Result<(), AccessError> {
+        self.by_page(addr, len, Access::Write, |bytes, at, range| {
+            bytes.fill(at, range.len(), value);
+        })
+    }
+
+    /// Copies `len` bytes within the space; they mustn't overlap, else bytes may be copied twice.
+    ///
+    /// # Errors
+    /// [`AccessError`] for whichever side faults first; what lies before was copied.
+    pub fn copy(&mut self, from: u64, to: u64, len: u64) -> Result<(), AccessError> {
+        let mut buffer = [0; PAGE];
+        let mut done = 0;
+        while done < len {
+            let count = page_rest(from.wrapping_add(done))
+                .min(page_rest(to.wrapping_add(done)))
+                .min(len - done);
+            let part = &mut buffer[..count as usize];
+            let after = |error: AccessError| AccessError {
+                done: done + error.done,
+                ..error
+            };
+            self.read(from.wrapping_add(done), part).map_err(after)?;
+            self.write(to.wrapping_add(done), part).map_err(after)?;
+            done += count;
+        }
+        Ok(())
+    }
+
+    /// Copies `len` bytes into another space, or this one by another accessor.
+    ///
+    /// # Errors
+    /// As [`copy`](Self::copy).
+    pub fn copy_to(
+        &mut self,
+        from: u64,
+        other: &mut Accessor<'_>,
+        to: u64,
+        len: u64,
+    ) -> Result<(), AccessError> {
+        let mut buffer = [0; PAGE];
+        let mut done = 0;
+        while done < len {
+            let count = page_rest(from.wrapping_add(done))
+                .min(page_rest(to.wrapping_add(done)))
+                .min(len - done);
+            let part = &mut buffer[..count as usize];
+            let after = |error: AccessError| AccessError {
+                done: done + error.done,
+                ..error
+            };
+            self.read(from.wrapping_add(done), part).map_err(after)?;
+            other.write(to.wrapping_add(done), part).map_err(after)?;
+            done += count;
+        }
+        Ok(())
+    }
+
+    /// Loads bytes up to a zero byte, which isn't part of the result, or up to `max` bytes.
+    ///
+    /// # Errors
+    /// [`AccessError`], when a fault comes before either.
+    pub fn read_c_string(&mut self, addr: u64, max: usize) -> Result<Vec<u8>, AccessError> {
+        let mut string = Vec::new();
+        let mut buffer = [0; 256];
+        while string.len() < max {
+            let at = addr.wrapping_add(string.len() as u64);
+            let count = page_rest(at)
+                .min(buffer.len() as u64)
+                .min((max - string.len()) as u64);
+            let part = &mut buffer[..count as usize];
+            self.read(at, part).map_err(|error| AccessError {
+                done: string.len() as u64 + error.done,
+                ..error
+            })?;
+            if let Some(end) = part.iter().position(|byte| *byte == 0) {
+                string.extend_from_slice(&part[..end]);
+                break;
+            }
+            string.extend_from_slice(part);
+        }
+        Ok(string)
+    }
+
+    /// A reference to the frame of a page, made present for `access`. With [`Access::Write`] it's the one that stores go to.
+    ///
+    /// # Errors
+    /// The fault.
+    pub fn pin_page(&mut self, addr: u64, access: Access) -> Result<PinnedPage, FaultError> {
+        let page = addr & !OFFSET;
+        loop {
+            // Not cached: the frame's head is needed.
+            self.on_page(page, access, |_| ())?;
+            self.accessing.enter();
+            let frame = self.frame_at(page, access);
+            self.accessing.leave();
+            if let Some(frame) = frame {
+                return Ok(PinnedPage { frame });
+            }
+        }
+    }
+
+    /// Between the marks.
+    fn frame_at(&self, page: u64, access: Access) -> Option<Frame> {
+        self.translate(page, access)?;
+        let guard = self.reader.pin();
+        self.space.find(page, &guard)?;
+        let leaf = self.space.backend().state().tables.leaf(page)?;
+        let entry = leaf.entry(index(page));
+        let head: NonNull<FrameHead> = entry.head()?;
+        if access == Access::Write && !entry.is_owned() {
+            return None;
+        }
+        // SAFETY: F2, S1: in the table while this thread is in access: its reference stays until it leaves.
+        Some(unsafe { Frame::another(head) })
+    }
+
+    /// Page by page.
+    #[inline(always)]
+    fn by_page(
+        &mut self,
+        addr: u64,
+        len: u64,
+        access: Access,
+        mut f: impl FnMut(PageBytes<'_>, usize, std::ops::Range<usize>),
+    ) -> Result<(), AccessError> {
+        let mut done = 0;
+        while done < len {
+            let at = addr.wrapping_add(done);
+            let count = page_rest(at).min(len - done);
+            let range = done as usize..(done + count) as usize;
+            let result = self.on_page(at, access, |memory| {
+                // SAFETY: F2, S1: between the marks.
+                let bytes = unsafe { PageBytes::at(memory) };
+                f(bytes, (at & OFFSET) as usize, range);
+            });
+            result.map_err(|fault| AccessError {
+                done,
+                fault: fault.at(at),
+            })?;
+            done += count;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes from `addr` to the end of its page.
+fn page_rest(addr: u64) -> u64 {
+    PAGE as u64 - (addr & OFFSET)
+}
+
+/// Loads, stores and read-modify-writes of one width.
+macro_rules! width {
+    ($word:ty, $atomic:ty, $load:ident, $store:ident, $exchange:ident, $swap:ident, $add:ident, $and:ident, $or:ident, $xor:ident) => {
+        impl Accessor<'_> {
+            #[doc = concat!("Loads a `", stringify!($word), "`, in the host's byte order.")]
+            ///
+            /// # Errors
+            /// The fault.
+            #[inline]
+            pub fn $load(&mut self, addr: u64) -> Result<$word, FaultError> {
+                if !addr.is_multiple_of(size_of::<$word>() as u64) {
+                    let mut bytes = [0; size_of::<$word>()];
+                    self.read(addr, &mut bytes).map_err(|error| error.fault)?;
+                    return Ok(<$word>::from_ne_bytes(bytes));
+                }
+                let result = self.on_page(addr, Access::Read, |memory| {
+                    // SAFETY: F2, S1, between the marks; aligned, within the page.
+                    unsafe { word::<$atomic>(memory, addr) }.load(Ordering::Relaxed)
+                });
+                result.map_err(|fault| fault.at(addr))
+            }
+
+            #[doc = concat!("Stores a `", stringify!($word), "`, in the host's byte order.")]
+            ///
+            /// # Errors
+            /// The fault.
+            #[inline]
+            pub fn $store(&mut self, addr: u64, value: $word) -> Result<(), FaultError> {
+                if !addr.is_multiple_of(size_of::<$word>() as u64) {
+                    let result = self.write(addr, &value.to_ne_bytes());
+                    return result.map_err(|error| error.fault);
+                }
+                let result = self.on_page(addr, Access::Write, |memory| {
+                    // SAFETY: F2, S1, between the marks; aligned, within the page.
+                    unsafe { word::<$atomic>(memory, addr) }.store(value, Ordering::Relaxed);
+                });
+                result.map_err(|fault| fault.at(addr))
+            }
+
+            /// Stores `new` if `current` is there; sequentially consistent. What was there, as `Err` if it was something
+            /// else.
+            ///
+            /// # Errors
+            /// The fault; [`FaultError::Unaligned`].
+            #[inline]
+            pub fn $exchange(
+                &mut self,
+                addr: u64,
+                current: $word,
+                new: $word,
+            ) -> Result<Result<$word, $word>, FaultError> {
+                self.atomically::<$atomic, _>(addr, |word| {
+                    word.compare_exchange(current, new, Ordering::SeqCst, Ordering::SeqCst)
+                })
+            }
+
+            /// Stores `new`, sequentially consistent. What was there.
+            ///
+            /// # Errors
+            /// The fault; [`FaultError::Unaligned`].
+            #[inline]
+            pub fn $swap(&mut self, addr: u64, new: $word) -> Result<$word, FaultError> {
+                self.atomically::<$atomic, _>(addr, |word| word.swap(new, Ordering::SeqCst))
+            }
+
+            width!(@fetch $word, $atomic, $add, fetch_add, "Adds, wrapping");
+            width!(@fetch $word, $atomic, $and, fetch_and, "Ands");
+            width!(@fetch $word, $atomic, $or, fetch_or, "Ors");
+            width!(@fetch $word, $atomic, $xor, fetch_xor, "Exclusive-ors");
+        }
+    };
+    (@fetch $word:ty, $atomic:ty, $name:ident, $op:ident, $what:literal) => {
+        #[doc = concat!($what, ", sequentially consistent. What was there.")]
+        ///
+        /// # Errors
+        /// The fault; [`FaultError::Unaligned`].
+        #[inline]
+        pub fn $name(&mut self, addr: u64, operand: $word) -> Result<$word, FaultError> {
+            self.atomically::<$atomic, _>(addr, |word| word.$op(operand, Ordering::SeqCst))
+        }
+    };
+}
+
+/// The word at an address, in its page's memory.
+///
+/// # Safety
+///
+/// F2 for the frame behind it as long as the result is used; the address is aligned for an `A`, an atomic of up to 8 bytes.
+#[inline(always)]
+unsafe fn word<'m, A>(memory: NonNull<u8>, addr: u64) -> &'m A {
+    // SAFETY: within the page.
+    let place = unsafe { memory.add((addr & OFFSET) as usize) };
+    // SAFETY: by the caller's promise; memory of frames is accessed by atomic operations alone.
+    unsafe { place.cast::<A>().as_ref() }
+}
+
+impl Accessor<'_> {
+    #[inline(always)]
+    fn atomically<A, R>(&mut self, addr: u64, f: impl FnOnce(&A) -> R) -> Result<R, FaultError> {
+        if !addr.is_multiple_of(size_of::<A>() as u64) {
+            return Err(FaultError::Unaligned(addr));
+        }
+        let result = self.on_page(addr, Access::Write, |memory| {
+            // SAFETY: F2, S1, between the marks; aligned, within the page.
+            f(unsafe { word::<A>(memory, addr) })
+        });
+        result.map_err(|fault| fault.at(addr))
+    }
+}
+
+width!(
+    u8,
+    AtomicU8,
+    load_u8,
+    store_u8,
+    compare_exchange_u8,
+    swap_u8,
+    fetch_add_u8,
+    fetch_and_u8,
+    fetch_or_u8,
+    fetch_xor_u8
+);
+width!(
+    u16,
+    AtomicU16,
+    load_u16,
+    store_u16,
+    compare_exchange_u16,
+    swap_u16,
+    fetch_add_u16,
+    fetch_and_u16,
+    fetch_or_u16,
+    fetch_xor_u16
+);
+width!(
+    u32,
+    AtomicU32,
+    load_u32,
+    store_u32,
+    compare_exchange_u32,
+    swap_u32,
+    fetch_add_u32,
+    fetch_and_u32,
+    fetch_or_u32,
+    fetch_xor_u32
+);
+width!(
+    u64,
+    AtomicU64,
+    load_u64,
+    store_u64,
+    compare_exchange_u64,
+    swap_u64,
+    fetch_add_u64,
+    fetch_and_u64,
+    fetch_or_u64,
+    fetch_xor_u64
+);

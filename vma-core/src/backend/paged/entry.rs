@@ -1,0 +1,146 @@
+//! Page-table entries.
+
+use std::ptr::NonNull;
+
+use super::frame::{Frame, FrameHead};
+
+/// What a page-table entry says: nothing, a guard page, or a frame and how it may be used.
+///
+/// ```text
+/// 0                      nothing
+/// GUARD                  a guard page: every access finds nothing
+/// head of a frame | bits a page
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Entry(*mut ());
+
+/// Stores go to the frame itself. Without it they go to a copy. (What the mapping allows is another question.)
+const OWNED: usize = 1;
+/// A private page, counted as anonymous.
+const ANON: usize = 2;
+/// Of shared memory, counted apart from other files' pages.
+const SHMEM: usize = 4;
+/// No reference is held: the page of zeros, frames that are the embedder's. Not counted.
+const BORROWED: usize = 8;
+const BITS: usize = 31;
+
+/// Alone, without a frame.
+const GUARD: usize = BORROWED;
+
+/// What a page counts as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Private.
+    Anon,
+    /// A file's.
+    File,
+    /// Shared memory's.
+    Shmem,
+    /// Nothing: it isn't the space's.
+    Uncounted,
+}
+
+impl Entry {
+    pub(super) const NONE: Entry = Entry(std::ptr::null_mut());
+    pub(super) const GUARD: Entry = Entry(std::ptr::without_provenance_mut(GUARD));
+
+    /// Takes the reference over, which [`take`](Self::take) gives back.
+    pub(super) fn of(frame: Frame, kind: Kind, owned: bool) -> Self {
+        let bits = match kind {
+            Kind::Anon => ANON,
+            Kind::File => 0,
+            Kind::Shmem => SHMEM,
+            Kind::Uncounted => BORROWED,
+        };
+        let bits = bits | if owned { OWNED } else { 0 };
+        let head = frame.into_raw().as_ptr().cast::<()>();
+        Entry(head.map_addr(|address| address | bits))
+    }
+
+    /// A page of somebody's who keeps it for as long as it is mapped.
+    ///
+    /// # Safety
+    ///
+    /// **F3** The frame stays for as long as the entry is used.
+    pub(super) unsafe fn borrowed(head: NonNull<FrameHead>, owned: bool) -> Self {
+        let bits = BORROWED | if owned { OWNED } else { 0 };
+        Entry(
+            head.as_ptr()
+                .cast::<()>()
+                .map_addr(|address| address | bits),
+        )
+    }
+
+    pub(super) fn from_word(word: *mut ()) -> Self {
+        Entry(word)
+    }
+
+    pub(super) fn word(self) -> *mut () {
+        self.0
+    }
+
+    pub(super) fn is_none(self) -> bool {
+        self.0.is_null()
+    }
+
+    pub(super) fn is_guard(self) -> bool {
+        self == Entry::GUARD
+    }
+
+    fn has(self, bit: usize) -> bool {
+        self.0.addr() & bit != 0
+    }
+
+    pub(super) fn is_owned(self) -> bool {
+        self.has(OWNED)
+    }
+
+    /// The frame that it shows.
+    pub(super) fn head(self) -> Option<NonNull<FrameHead>> {
+        NonNull::new(self.0.map_addr(|address| address & !BITS).cast())
+    }
+
+    pub(super) fn kind(self) -> Kind {
+        if self.head().is_none() || self.has(BORROWED) {
+            Kind::Uncounted
+        } else if self.has(ANON) {
+            Kind::Anon
+        } else if self.has(SHMEM) {
+            Kind::Shmem
+        } else {
+            Kind::File
+        }
+    }
+
+    /// The same page, stores to which go to a copy.
+    pub(super) fn without_owner(self) -> Self {
+        Entry(self.0.map_addr(|address| address & !OWNED))
+    }
+
+    /// The same page, stores to which go to it.
+    pub(super) fn owned(self) -> Self {
+        Entry(self.0.map_addr(|address| address | OWNED))
+    }
+
+    /// The reference that the entry holds, if it holds one.
+    ///
+    /// # Safety
+    ///
+    /// F2: the entry has been taken out of the table, by the caller, who calls this once.
+    pub(super) unsafe fn take(self) -> Option<Frame> {
+        let head = self.head().filter(|_| !self.has(BORROWED))?;
+        // SAFETY: by the caller's promise the one that `of` put in.
+        Some(unsafe { Frame::from_raw(head) })
+    }
+
+    /// Another reference to the page's frame.
+    ///
+    /// # Safety
+    ///
+    /// F2, F3: the entry is in a table, and its leaf's lock is held.
+    pub(super) unsafe fn share(self) -> Option<Frame> {
+        let head = self.head()?;
+        // SAFETY: by the caller's promise the entry's own reference stays meanwhile.
+        Some(unsafe { Frame::another(head) })
+    }
+}

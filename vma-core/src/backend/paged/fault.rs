@@ -1,0 +1,240 @@
+//! How a page comes into being.
+//!
+//! | mapping | load finds nothing | store finds nothing | store finds a page that isn't its own |
+//! |---|---|---|---|
+//! | private, anonymous | the page of zeros | a page of zeros of its own | a copy |
+//! | private, of a file | the file's page | a copy of the file's page | a copy |
+//! | shared | the file's page | the file's page | cannot be |
+//!
+//! All that takes time (allocating, zeroing, copying, asking the file) is done under no lock. Then the leaf's lock is
+//! taken, and the page put in if everything is still as it was found.
+
+use std::ptr::NonNull;
+use std::sync::OnceLock;
+
+use super::entry::{Entry, Kind};
+use super::frame::{Frame, FrameHead};
+use super::mapping::Mapping;
+use super::table::{Leaf, index};
+use super::{Fault, Faulted, PAGE, Paged, State};
+use crate::file::{FileKind, FilePage, OpenFile};
+use crate::flags::VmaFlags;
+use crate::space::{Access, FaultError};
+
+/// The one page of zeros. It is never written and never freed.
+struct ZeroPage {
+    head: FrameHead,
+    _memory: Mapping,
+}
+
+/// The page of zeros; `None` when memory runs out before there is one.
+fn zero_page() -> Option<&'static FrameHead> {
+    unsafe fn keep(_: NonNull<FrameHead>) {}
+    static ZERO: OnceLock<Option<ZeroPage>> = OnceLock::new();
+    let page = ZERO.get_or_init(|| {
+        let memory = Mapping::new(1)?;
+        // SAFETY: F1: a page of its own, for ever, which nobody writes.
+        let head = unsafe { FrameHead::new(memory.page(0), std::ptr::null(), keep) };
+        Some(ZeroPage {
+            head,
+            _memory: memory,
+        })
+    });
+    page.as_ref().map(|page| &page.head)
+}
+
+/// An entry for a read fault of private memory.
+fn zeros(addr: u64) -> Result<Entry, FaultError> {
+    let head = zero_page().ok_or(FaultError::OutOfMemory(addr))?;
+    // SAFETY: F3: it stays for ever.
+    Ok(unsafe { Entry::borrowed(head.into(), false) })
+}
+
+/// Whether an entry does for an access.
+fn suffices(entry: Entry, access: Access) -> bool {
+    entry.head().is_some() && (access != Access::Write || entry.is_owned())
+}
+
+/// See [`Backend::fault`](super::Backend::fault).
+pub(super) fn fault(paged: &Paged, fault: &Fault<'_>) -> Result<Faulted, FaultError> {
+    let state = paged.state();
+    let out_of_memory = FaultError::OutOfMemory(fault.addr);
+    if fault.addr >= state.limit {
+        return Err(FaultError::Unmapped(fault.addr));
+    }
+    let leaf = state
+        .tables
+        .make_leaf(fault.addr)
+        .map_err(|_| out_of_memory)?;
+    loop {
+        let found = leaf.entry(index(fault.addr));
+        if found.is_guard() {
+            return Err(FaultError::Unmapped(fault.addr));
+        }
+        if suffices(found, fault.access) || is_last_owner(leaf, fault, found) {
+            return Ok(Faulted::Done);
+        }
+        let new = match source(fault, found) {
+            Source::Zeros => New::of(zeros(fault.addr)?),
+            Source::Fresh => {
+                let frame = paged.frames.allocate().ok_or(out_of_memory)?;
+                New::of(Entry::of(frame.zeroed(), Kind::Anon, true))
+            }
+            Source::CopyOfFound => match copy_of(paged, leaf, fault, found)? {
+                Some(entry) => New::of(entry),
+                None => continue,
+            },
+            Source::File(file) => match file_page(paged, fault, file)? {
+                Some(new) => new,
+                None => return Ok(Faulted::Again),
+            },
+        };
+        match install(state, leaf, fault, found, new) {
+            Installed::Yes => return Ok(Faulted::Done),
+            Installed::Changed => {}
+            Installed::Stale => return Ok(Faulted::Again),
+        }
+    }
+}
+
+/// What is to be put in.
+struct New {
+    entry: Entry,
+    /// The file's page that it shows, or is a copy of: if the file lets go of that, it isn't put in.
+    of: Option<Frame>,
+}
+
+impl New {
+    fn of(entry: Entry) -> Self {
+        New { entry, of: None }
+    }
+}
+
+/// What the new page is made of.
+enum Source<'f> {
+    Zeros,
+    Fresh,
+    CopyOfFound,
+    File(&'f OpenFile),
+}
+
+/// Nobody else shows the private page any more that was shared with a child or a parent: stores may go to it.
+fn is_last_owner(leaf: &Leaf, fault: &Fault<'_>, found: Entry) -> bool {
+    if found.kind() != Kind::Anon {
+        return false;
+    }
+    let mut leaf = leaf.lock();
+    let at = index(fault.addr);
+    let is_sole = leaf.entry(at) == found && found.head().is_some_and(is_sole);
+    if is_sole {
+        // The reference stays in the entry.
+        leaf.replace(at, found.owned());
+    }
+    is_sole
+}
+
+/// Whether the entry in hand has the only reference. The leaf is locked.
+fn is_sole(head: NonNull<FrameHead>) -> bool {
+    // SAFETY: F2: the entry holds a reference.
+    unsafe { head.as_ref() }.is_sole()
+}
+
+fn source<'f>(fault: &Fault<'f>, found: Entry) -> Source<'f> {
+    let write = fault.access == Access::Write;
+    let file = fault.vma.file().filter(|_| !fault.vma.is_anonymous());
+    match file {
+        _ if found.head().is_some() => Source::CopyOfFound,
+        Some(file) => Source::File(file),
+        None if write => Source::Fresh,
+        None => Source::Zeros,
+    }
+}
+
+/// A copy of the page that was found, for a store to private memory. `None`: it isn't there any more.
+fn copy_of(
+    paged: &Paged,
+    leaf: &Leaf,
+    fault: &Fault<'_>,
+    found: Entry,
+) -> Result<Option<Entry>, FaultError> {
+    let new = paged.frames.allocate();
+    let mut new = new.ok_or(FaultError::OutOfMemory(fault.addr))?;
+    let is_zero = zero_page().is_some_and(|zero| found.head() == Some(zero.into()));
+    if is_zero {
+        return Ok(Some(Entry::of(new.zeroed(), Kind::Anon, true)));
+    }
+    let old = {
+        let leaf = leaf.lock();
+        if leaf.entry(index(fault.addr)) != found {
+            return Ok(None);
+        }
+        // SAFETY: F2, F3: in the table, under its lock.
+        unsafe { found.share() }
+    };
+    let Some(old) = old else { return Ok(None) };
+    old.bytes().copy_to(&mut new);
+    Ok(Some(Entry::of(new.filled(), Kind::Anon, true)))
+}
+
+/// The file's page, or a copy of it for a store to a private mapping. `None`: look again.
+fn file_page(paged: &Paged, fault: &Fault<'_>, file: &OpenFile) -> Result<Option<New>, FaultError> {
+    let object = file.object();
+    let page = match object.pages().get_or_make(object, fault.pgoff) {
+        FilePage::Frame(frame) => frame,
+        FilePage::BeyondEnd => return Err(FaultError::BeyondEnd(fault.addr)),
+        FilePage::Busy => return Ok(None),
+        FilePage::OutOfMemory => return Err(FaultError::OutOfMemory(fault.addr)),
+    };
+    let kind = match object.kind() {
+        FileKind::Shmem => Kind::Shmem,
+        _ => Kind::File,
+    };
+    let shared = fault.vma.flags().contains(VmaFlags::SHARED);
+    if shared || fault.access != Access::Write {
+        let entry = Entry::of(page.clone(), kind, shared);
+        let of = Some(page);
+        return Ok(Some(New { entry, of }));
+    }
+    let new = paged.frames.allocate();
+    let mut new = new.ok_or(FaultError::OutOfMemory(fault.addr))?;
+    page.bytes().copy_to(&mut new);
+    let entry = Entry::of(new.filled(), Kind::Anon, true);
+    let of = Some(page);
+    Ok(Some(New { entry, of }))
+}
+
+enum Installed {
+    Yes,
+    /// Somebody has put in something else.
+    Changed,
+    /// The mapping, or the file's page, isn't what it was.
+    Stale,
+}
+
+fn install(state: &State, leaf: &Leaf, fault: &Fault<'_>, found: Entry, new: New) -> Installed {
+    let New { entry: new, of } = new;
+    let mut locked = leaf.lock();
+    let at = index(fault.addr);
+    let result =
+        if !(fault.attached)() || state.is_moving() || of.is_some_and(|page| page.is_removed()) {
+            Installed::Stale
+        } else if locked.entry(at) == found {
+            let old = locked.replace(at, new);
+            drop(locked);
+            if old.head().is_some() {
+                // An accessor may have the old page cached for loads: they have to see what is stored to the new one.
+                state.shootdown.invalidate();
+            }
+            // SAFETY: F2: taken out above, and nobody uses it any more.
+            drop(unsafe { old.take() });
+            return Installed::Yes;
+        } else {
+            Installed::Changed
+        };
+    drop(locked);
+    // SAFETY: F2: it was never put in.
+    drop(unsafe { new.take() });
+    result
+}
+
+const _: () = assert!(PAGE == 1 << 12);

@@ -1,0 +1,217 @@
+//! A software MMU: radix page tables and reference-counted frames.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `frame` | 4 KiB of memory with a count of references; where they come from ([`FrameAllocator`]) |
+//! | `pool` | the default allocator ([`FramePool`]) |
+//! | `entry`, `table` | page tables |
+//! | `fault` | how a page comes into being |
+//! | `change` | what calls do to pages: zap, move, guard |
+//! | `access` | loads and stores ([`Accessor`]) |
+//!
+//! # Translations
+//!
+//! An entry says which frame a page shows, and whether stores go to it or to a copy. What an access *may* do is the mapping's
+//! business: an accessor looks at both, and caches what came of it. So mprotect changes no entry.
+//!
+//! # Locks
+//!
+//! ```text
+//! space's lock
+//!   lock of a leaf table (two of them: the lower address first)
+//!     page cache of a file
+//!       frame allocator
+//! ```
+//!
+//! # Who excludes whom
+//!
+//! | | |
+//! |---|---|
+//! | two faults on one page | the leaf's lock: the second one finds the page |
+//! | fault, and a call that takes the mapping away | the call publishes, then zaps under the leaf's lock; the fault asks under that lock whether its mapping is still attached. Whichever comes first, nothing stays |
+//! | fault, and a call that moves pages | until the pages are where they belong, faults wait for the call |
+//! | fault of a file's page, and truncation | the file marks what it takes out, then unmaps it under the leaf's lock, under which the fault looks for the mark |
+//! | access, and any of these calls | [`vma_rcu::shootdown`]: frames are let go of after it |
+
+#[expect(unsafe_code, reason = "memory that guests share")]
+mod access;
+#[expect(unsafe_code, reason = "references in page-table entries")]
+mod change;
+#[expect(unsafe_code, reason = "references in page-table entries")]
+mod entry;
+#[expect(unsafe_code, reason = "references in page-table entries")]
+mod fault;
+#[expect(unsafe_code, reason = "memory that guests share")]
+mod frame;
+#[expect(unsafe_code, reason = "memory of the operating system")]
+mod mapping;
+#[expect(unsafe_code, reason = "frames without references")]
+mod pool;
+#[expect(unsafe_code, reason = "tables that are read without a lock")]
+mod table;
+
+use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use vma_rcu::reclaim::Domain;
+use vma_rcu::shootdown::Shootdown;
+
+pub use self::access::{AccessError, Accessor};
+pub use self::frame::{Frame, FrameAllocator, FrameHead, NewFrame, PageBytes};
+pub use self::pool::{FramePool, PoolStats};
+pub use self::table::Resident;
+use self::table::Tables;
+use super::{Backend, Fault, Faulted, FileUnmap, PageChange};
+use crate::addr::VmRange;
+use crate::error::PublishError;
+use crate::file::FileObjectBuilder;
+use crate::limits::{ConfigError, SpaceConfig};
+use crate::space::FaultError;
+use crate::vma::Vma;
+
+/// Size of a page and of a frame in bytes.
+pub const PAGE: usize = 4096;
+
+/// Guest memory in frames of this process.
+pub struct Paged {
+    frames: Arc<dyn FrameAllocator>,
+    /// Set when the space is made.
+    state: OnceLock<State>,
+}
+
+struct State {
+    domain: Domain,
+    /// First address beyond the space.
+    limit: u64,
+    tables: Tables,
+    shootdown: Shootdown,
+    /// Calls that are moving pages: between the publish and the end of the move a fault must not put a page where one is
+    /// still to come. Store-release before the publish, load-acquire under a leaf's lock by who has seen what was published.
+    moving: AtomicU32,
+}
+
+impl fmt::Debug for Paged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Paged").finish_non_exhaustive()
+    }
+}
+
+impl Default for Paged {
+    fn default() -> Self {
+        Self::new(Arc::new(FramePool::default()))
+    }
+}
+
+impl Paged {
+    /// Memory from an allocator, which spaces may share.
+    pub fn new(frames: Arc<dyn FrameAllocator>) -> Self {
+        Paged {
+            frames,
+            state: OnceLock::new(),
+        }
+    }
+
+    fn state(&self) -> &State {
+        self.state
+            .get()
+            .expect("a space attaches its backend first")
+    }
+
+    /// Resident pages by kind: a count per table of 512 pages, summed up. Not of one instant while faults are under way.
+    pub fn resident(&self) -> Resident {
+        let state = self.state();
+        let reader = state.domain.register();
+        let _guard = reader.pin();
+        state.tables.resident()
+    }
+
+    /// The same, counted page by page.
+    pub fn recount(&self) -> Resident {
+        let state = self.state();
+        let reader = state.domain.register();
+        let _guard = reader.pin();
+        state.tables.recount()
+    }
+
+    /// What page tables take, in bytes.
+    pub fn table_bytes(&self) -> usize {
+        let state = self.state();
+        let reader = state.domain.register();
+        let _guard = reader.pin();
+        state.tables.bytes()
+    }
+}
+
+impl State {
+    fn try_new(domain: &Domain, limit: u64) -> Option<Self> {
+        Some(State {
+            domain: domain.clone(),
+            limit,
+            tables: Tables::try_new(limit, domain)?,
+            shootdown: Shootdown::default(),
+            moving: AtomicU32::new(0),
+        })
+    }
+
+    fn is_moving(&self) -> bool {
+        self.moving.load(Ordering::Acquire) != 0
+    }
+}
+
+impl Backend for Paged {
+    fn attach(&self, domain: &Domain, config: &SpaceConfig) -> Result<(), ConfigError> {
+        if config.page_size != PAGE as u64 {
+            return Err(ConfigError::Backend);
+        }
+        if self.state.get().is_some() {
+            // Made by `dup`.
+            return Ok(());
+        }
+        let state = State::try_new(domain, config.task_size).ok_or(ConfigError::Backend)?;
+        self.state.set(state).map_err(|_| ConfigError::Backend)
+    }
+
+    fn prepare(&self, changes: &[PageChange]) -> Result<(), PublishError> {
+        change::prepare(self.state(), changes)
+    }
+
+    fn cancel(&self, changes: &[PageChange]) {
+        change::cancel(self.state(), changes);
+    }
+
+    fn commit(&self, changes: &[PageChange], hole: &dyn Fn(u64) -> (u64, u64)) {
+        change::commit(self.state(), changes, hole);
+    }
+
+    fn fault(&self, fault: &Fault<'_>) -> Result<Faulted, FaultError> {
+        fault::fault(self, fault)
+    }
+
+    fn is_resident(&self, addr: u64, vma: &Vma, pgoff: u64) -> bool {
+        if let Some(file) = vma.file().filter(|_| !vma.is_anonymous())
+            && file.object().pages().contains(pgoff)
+        {
+            return true;
+        }
+        let leaf = self.state().tables.leaf(addr);
+        leaf.is_some_and(|leaf| leaf.entry(table::index(addr)).head().is_some())
+    }
+
+    fn dup(&self, ranges: &[VmRange]) -> Result<Self, PublishError> {
+        let parent = self.state();
+        let child = Paged::new(Arc::clone(&self.frames));
+        let state = State::try_new(&parent.domain, parent.limit).ok_or(PublishError::NoMemory)?;
+        change::copy(parent, &state, ranges)?;
+        child.state.set(state).map_err(|_| PublishError::NoMemory)?;
+        Ok(child)
+    }
+
+    fn unmap_file(&self, unmap: &FileUnmap<'_>) {
+        change::unmap_file(self.state(), unmap);
+    }
+
+    fn shared_memory(&self, builder: FileObjectBuilder) -> FileObjectBuilder {
+        builder.frames(Arc::clone(&self.frames))
+    }
+}

@@ -1,0 +1,138 @@
+//! The page cache of a file: which of its pages have a frame.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+
+use super::{FileKind, FileObject};
+use crate::backend::paged::{Frame, FrameAllocator, FramePool, PAGE};
+
+/// Pages by offset.
+///
+/// # Locks
+/// Its lock is the innermost but for the frame allocator's; pages are dropped when it's free again.
+pub(crate) struct PageCache {
+    pages: RwLock<BTreeMap<u64, Page>>,
+    /// `None`: the process's pool.
+    frames: Option<Arc<dyn FrameAllocator>>,
+}
+
+#[derive(Debug)]
+enum Page {
+    Frame(Frame),
+    /// Being taken out: faults wait until no mapping shows it any more.
+    Leaving,
+}
+
+/// What a fault finds.
+pub(crate) enum FilePage {
+    Frame(Frame),
+    /// The file ends before.
+    BeyondEnd,
+    /// Look again.
+    Busy,
+    OutOfMemory,
+}
+
+/// Pages on their way out of the cache, in order.
+pub(crate) struct Leaving(Vec<(u64, Frame)>);
+
+impl fmt::Debug for PageCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PageCache")
+            .field("pages", &self.pages.read().len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl PageCache {
+    pub(super) fn new(frames: Option<Arc<dyn FrameAllocator>>) -> Self {
+        PageCache {
+            pages: RwLock::default(),
+            frames,
+        }
+    }
+
+    fn allocator(&self) -> &dyn FrameAllocator {
+        match &self.frames {
+            Some(frames) => &**frames,
+            None => FramePool::global(),
+        }
+    }
+
+    /// Whether a page has a frame.
+    pub(crate) fn contains(&self, pgoff: u64) -> bool {
+        matches!(self.pages.read().get(&pgoff), Some(Page::Frame(_)))
+    }
+
+    /// Number of pages that have one.
+    pub(crate) fn len(&self) -> usize {
+        self.pages.read().len()
+    }
+
+    /// The frame of a page; a page that has none gets one, of zeros.
+    pub(crate) fn get_or_make(&self, object: &FileObject, pgoff: u64) -> FilePage {
+        let found = |page: &Page| match page {
+            Page::Frame(frame) => FilePage::Frame(frame.clone()),
+            Page::Leaving => FilePage::Busy,
+        };
+        if !has_page(object, pgoff) {
+            return FilePage::BeyondEnd;
+        }
+        if let Some(page) = self.pages.read().get(&pgoff) {
+            return found(page);
+        }
+        let Some(new) = self.allocator().allocate() else {
+            return FilePage::OutOfMemory;
+        };
+        let new = new.zeroed();
+        let mut pages = self.pages.write();
+        // The length is stored before pages beyond it are taken out under this lock.
+        if !has_page(object, pgoff) {
+            return FilePage::BeyondEnd;
+        }
+        found(pages.entry(pgoff).or_insert(Page::Frame(new)))
+    }
+
+    /// The frame of a page, if it has one.
+    pub(super) fn get(&self, pgoff: u64) -> Option<Frame> {
+        match self.pages.read().get(&pgoff)? {
+            Page::Frame(frame) => Some(frame.clone()),
+            Page::Leaving => None,
+        }
+    }
+
+    /// Marks pages as leaving. Faults find nothing in their place until [`finish`](Self::finish).
+    pub(super) fn begin_removal(&self, range: Range<u64>) -> Leaving {
+        let mut leaving = Vec::new();
+        let mut pages = self.pages.write();
+        for (pgoff, page) in pages.range_mut(range) {
+            if let Page::Frame(frame) = std::mem::replace(page, Page::Leaving) {
+                frame.set_removed();
+                leaving.push((*pgoff, frame));
+            }
+        }
+        Leaving(leaving)
+    }
+
+    /// No mapping shows them any more.
+    pub(super) fn finish(&self, leaving: Leaving) {
+        {
+            let mut pages = self.pages.write();
+            for (pgoff, _) in &leaving.0 {
+                pages.remove(pgoff);
+            }
+        }
+        drop(leaving);
+    }
+}
+
+fn has_page(object: &FileObject, pgoff: u64) -> bool {
+    object.kind() == FileKind::Device
+        || pgoff
+            .checked_mul(PAGE as u64)
+            .is_some_and(|offset| offset < object.len())
+}
