@@ -286,12 +286,20 @@ fn msync_and_mincore_judge_flags_ranges_and_locks() {
     assert_eq!(sync(4), Ok(()));
     space.mlock(AT, PAGE).unwrap();
     assert_eq!(sync(2), Err(Errno::EBUSY));
-    let core = |start, len| space.mincore(start, len).map_err(|e| e.errno());
-    assert_eq!(core(AT, 4 * PAGE), Ok(vec![false; 4]));
+    let core = |start, len| {
+        let mut pages = [9; 5];
+        space
+            .mincore(start, len, &mut pages)
+            .map(|()| pages)
+            .map_err(|e| e.errno())
+    };
+    assert_eq!(core(AT, 4 * PAGE), Ok([0, 0, 0, 0, 9]));
     assert_eq!(core(AT + 1, PAGE), Err(Errno::EINVAL));
     assert_eq!(core(AT, 5 * PAGE), Err(Errno::ENOMEM));
     assert_eq!(core(AT, u64::MAX), Err(Errno::ENOMEM));
     assert_eq!(core(TOP, 2 * PAGE), Err(Errno::ENOMEM));
+    let short = space.mincore(AT, 4 * PAGE, &mut [0; 3]);
+    assert_eq!(short.map_err(|e| e.errno()), Err(Errno::EFAULT));
 }
 
 #[test]

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use vma_core::paged::Paged;
 use vma_core::{
-    Access, AddressSpace, Advice, AdviseError, Errno, FaultError, LockAllFlags, LockFlags,
-    MapFlags, MapRequest, MdweFlags, Prot, RemapFlags, RemapRequest, Seals, SyncFlags, Totals,
-    VmaFlags, VmaRef,
+    AddressSpace, Advice, Errno, FaultError, LockAllFlags, LockFlags, MapFlags, MapRequest,
+    MdweFlags, Prot, RemapFlags, RemapRequest, Seals, SyncFlags, Totals, VmaRef,
 };
 
 use super::{
@@ -21,7 +21,7 @@ pub(super) struct Run<'a> {
     /// The files.
     pub files: Files,
     /// The living processes.
-    pub spaces: BTreeMap<u64, AddressSpace>,
+    pub spaces: BTreeMap<u64, AddressSpace<Paged>>,
     /// Totals of process 0 before the first call.
     before: Totals,
 }
@@ -31,27 +31,14 @@ pub(super) struct Run<'a> {
 pub(super) struct Answer {
     /// The result.
     pub outcome: Outcome,
-    /// It is some byte, of contents that aren't kept.
-    pub any_byte: bool,
-    /// The result if a guard page is in the way: where it may be, contents decide.
-    pub if_guarded: Option<Outcome>,
+    /// Which pages mincore finds, a digit each.
+    pub resident: Option<String>,
 }
 
 impl From<Outcome> for Answer {
     fn from(outcome: Outcome) -> Self {
-        Answer {
-            outcome,
-            any_byte: false,
-            if_guarded: None,
-        }
-    }
-}
-
-impl Answer {
-    /// Adds what a guard page would make of it.
-    fn or(mut self, guarded: bool, outcome: Outcome) -> Self {
-        self.if_guarded = guarded.then_some(outcome);
-        self
+        let resident = None;
+        Answer { outcome, resident }
     }
 }
 
@@ -80,15 +67,6 @@ fn advice(raw: u64) -> Advice {
     Advice((raw as u32).cast_signed())
 }
 
-/// Whether a guard page may be in a range: the mapping's flag says so, only page tables know.
-fn may_be_guarded(space: &AddressSpace, start: u64, end: u64) -> bool {
-    space
-        .read()
-        .iter(start)
-        .take_while(|vma| vma.start() < end)
-        .any(|vma| vma.flags().contains(VmaFlags::MAYBE_GUARD))
-}
-
 impl<'a> Run<'a> {
     /// A case before its first call.
     ///
@@ -98,7 +76,7 @@ impl<'a> Run<'a> {
         let space = setup::first_process(case)?;
         Ok(Run {
             case,
-            files: Files::new(&case.files),
+            files: Files::new(&case.files)?,
             before: space.totals(),
             spaces: BTreeMap::from([(0, space)]),
         })
@@ -123,10 +101,10 @@ impl<'a> Run<'a> {
             Call::PunchHole { file, off, len } => {
                 Ok(on_file(self.files.punch_hole(file, off.0, len.0)).into())
             }
-            Call::FileWrite { file, off, .. } => {
-                Ok(on_file(self.files.write_byte(file, off.0)).into())
+            Call::FileWrite { file, off, val } => {
+                Ok(on_file(self.files.write_byte(file, off.0, *val)).into())
             }
-            Call::FileRead { file, off } => Ok(self.file_read(file, off.0)),
+            Call::FileRead { file, off } => Ok(self.file_read(file, off.0).into()),
             Call::FileSeal { file, seals } => Ok(self.file_seal(file, seals.0).into()),
             Call::Mmap {
                 addr,
@@ -151,7 +129,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn space(&self, process: u64) -> Result<&AddressSpace, String> {
+    fn space(&self, process: u64) -> Result<&AddressSpace<Paged>, String> {
         self.spaces
             .get(&process)
             .ok_or_else(|| format!("there is no process {process}"))
@@ -172,14 +150,11 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn file_read(&self, file: &str, off: u64) -> Answer {
+    fn file_read(&self, file: &str, off: u64) -> Outcome {
         match self.files.read_byte(file, off) {
-            Ok(true) => Answer {
-                any_byte: true,
-                ..Outcome::Ok(0).into()
-            },
-            Ok(false) => Outcome::Eof.into(),
-            Err(name) => Outcome::Errno(name.to_owned()).into(),
+            Ok(Some(byte)) => Outcome::Ok(byte.into()),
+            Ok(None) => Outcome::Eof,
+            Err(name) => Outcome::Errno(name.to_owned()),
         }
     }
 
@@ -211,7 +186,7 @@ impl<'a> Run<'a> {
     }
 
     /// What the recording did with a new mapping: outside the arena it was unmapped again at once.
-    fn placed(&self, space: &AddressSpace, addr: u64, len: u64) -> Result<Outcome, String> {
+    fn placed(&self, space: &AddressSpace<Paged>, addr: u64, len: u64) -> Result<Outcome, String> {
         let size = len.div_ceil(PAGE).saturating_mul(PAGE);
         let offset = addr.wrapping_sub(self.case.start);
         let end = offset.checked_add(size);
@@ -225,7 +200,7 @@ impl<'a> Run<'a> {
     }
 
     /// The calls that change the layout of one space.
-    fn change(&self, space: &AddressSpace, call: &Call) -> Result<Answer, String> {
+    fn change(&self, space: &AddressSpace<Paged>, call: &Call) -> Result<Answer, String> {
         let outcome = match *call {
             Call::Munmap { addr, len } => done!(space.unmap(self.at(addr), len.0)),
             Call::Mprotect { addr, len, prot } => {
@@ -286,15 +261,15 @@ impl<'a> Run<'a> {
     }
 
     /// The calls that use memory, lock it, ask about it, or set how later calls work.
-    fn use_memory(&self, space: &AddressSpace, call: &Call) -> Result<Answer, String> {
+    fn use_memory(&self, space: &AddressSpace<Paged>, call: &Call) -> Result<Answer, String> {
         Ok(match *call {
             Call::Madvise { addr, len, advice } => {
-                advise(space, self.at(addr), len.0, self::advice(advice.0))
+                done!(space.advise(self.at(addr), len.0, self::advice(advice.0))).into()
             }
-            Call::Mlock { addr, len } => lock(space, self.at(addr), len.0, LockFlags::empty()),
+            Call::Mlock { addr, len } => done!(space.mlock(self.at(addr), len.0)).into(),
             Call::Mlock2 { addr, len, flags } => {
                 let flags = LockFlags::from_bits_retain(flags.0);
-                lock(space, self.at(addr), len.0, flags)
+                done!(space.mlock2(self.at(addr), len.0, flags)).into()
             }
             Call::Munlock { addr, len } => done!(space.munlock(self.at(addr), len.0)).into(),
             Call::Mlockall { flags } => {
@@ -305,9 +280,12 @@ impl<'a> Run<'a> {
                 let flags = SyncFlags::from_bits_retain(flags.0);
                 done!(space.msync(self.at(addr), len.0, flags)).into()
             }
-            Call::Mincore { addr, len } => done!(space.mincore(self.at(addr), len.0)).into(),
-            Call::Write { addr, .. } => access(space, self.at(addr), Access::Write),
-            Call::Read { addr } => access(space, self.at(addr), Access::Read),
+            Call::Mincore { addr, len } => mincore(space, self.at(addr), len.0),
+            Call::Write { addr, val } => {
+                let stored = space.accessor().store_u8(self.at(addr), val);
+                accessed(stored.map(|()| 0)).into()
+            }
+            Call::Read { addr } => accessed(space.accessor().load_u8(self.at(addr))).into(),
             Call::Mdwe { flags } => {
                 done!(space.set_mdwe(MdweFlags::from_bits_retain(flags.0))).into()
             }
@@ -332,50 +310,31 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Population, which goes from page to page, ends with `EFAULT` at a guard page.
-fn advise(space: &AddressSpace, addr: u64, len: u64, advice: Advice) -> Answer {
-    let result = space.advise(addr, len, advice);
-    let reached = match result {
-        Ok(()) => Some(addr.saturating_add(len)),
-        Err(AdviseError::NotApplicable { vma, .. }) => Some(vma.start),
-        Err(AdviseError::Unmapped(at) | AdviseError::NoPages(at)) => Some(at),
-        Err(_) => None,
-    };
-    let populates = matches!(advice, Advice::POPULATE_READ | Advice::POPULATE_WRITE);
-    let guarded = reached.is_some_and(|end| populates && may_be_guarded(space, addr, end));
-    Answer::from(done!(result)).or(guarded, failed(Errno::EFAULT))
-}
-
-/// Locked pages are made present, which a guard page prevents; on fault they aren't.
-fn lock(space: &AddressSpace, addr: u64, len: u64, flags: LockFlags) -> Answer {
-    let outcome = if flags.is_empty() {
-        done!(space.mlock(addr, len))
-    } else {
-        done!(space.mlock2(addr, len, flags))
-    };
-    let populates = outcome == Outcome::Ok(0) && !flags.contains(LockFlags::ONFAULT);
-    let guarded = populates && may_be_guarded(space, addr, addr.saturating_add(len));
-    Answer::from(outcome).or(guarded, failed(Errno::ENOMEM))
+fn mincore(space: &AddressSpace<Paged>, addr: u64, len: u64) -> Answer {
+    // As large as any recorded one, and more.
+    let mut pages = vec![0; len.div_ceil(PAGE).min(1 << 24) as usize];
+    match space.mincore(addr, len, &mut pages) {
+        Ok(()) => Answer {
+            outcome: Outcome::Ok(0),
+            resident: Some(
+                pages
+                    .iter()
+                    .map(|page| if *page == 1 { '1' } else { '0' })
+                    .collect(),
+            ),
+        },
+        Err(e) => failed(e.errno()).into(),
+    }
 }
 
 /// A load or a store of one byte.
-fn access(space: &AddressSpace, addr: u64, access: Access) -> Answer {
-    let result = space.touch(addr, 1, access);
-    let guarded = may_be_guarded(space, addr, addr.saturating_add(1));
-    // Permissions come before pages, a guard page before the end of the file.
-    let decides = guarded && matches!(result, Ok(()) | Err(FaultError::BeyondEnd(_)));
-    let any_byte = result.is_ok() && access == Access::Read;
-    let outcome = match result {
-        Ok(()) => Outcome::Ok(0),
+fn accessed(result: Result<u8, FaultError>) -> Outcome {
+    match result {
+        Ok(byte) => Outcome::Ok(byte.into()),
         Err(FaultError::Unmapped(_)) => Outcome::signal("SIGSEGV", "MAPERR"),
         Err(FaultError::Denied { .. }) => Outcome::signal("SIGSEGV", "ACCERR"),
         Err(FaultError::BeyondEnd(_)) => Outcome::signal("SIGBUS", "ADRERR"),
         // An error that isn't known here is equal to no recorded one.
         Err(e) => Outcome::signal("?", &e.to_string()),
-    };
-    Answer {
-        any_byte,
-        ..Answer::from(outcome)
     }
-    .or(decides, Outcome::signal("SIGSEGV", "MAPERR"))
 }

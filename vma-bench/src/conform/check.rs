@@ -9,7 +9,7 @@ use super::{
     call::{Answer, Run},
     format::{Call, Case, Op, Outcome},
     layout::Layout,
-    report::{Failure, Skips},
+    report::{Compared, Failure},
 };
 
 /// What goes wrong in a case; where, the caller adds.
@@ -37,13 +37,13 @@ impl Difference {
 ///
 /// # Errors
 /// The library can't be brought into the state that the case presupposes: in words.
-pub(super) fn check(case: &Case, skips: &mut Skips) -> Result<Option<Failure>, String> {
+pub(super) fn check(case: &Case, compared: &mut Compared) -> Result<Option<Failure>, String> {
     let mut run = Run::new(case)?;
     let mut before = BTreeMap::from([(0, Layout::default())]);
     for (index, op) in case.ops.iter().enumerate() {
         // What a panic leaves behind is only dropped.
         let step = catch_unwind(AssertUnwindSafe(|| {
-            one_call(case, &mut run, &mut before, index, skips)
+            one_call(case, &mut run, &mut before, index, compared)
         }));
         let result = step.unwrap_or_else(|panic| Err(panicked(panic.as_ref())));
         if let Err(difference) = result {
@@ -82,7 +82,7 @@ fn one_call(
     run: &mut Run<'_>,
     before: &mut BTreeMap<u64, Layout>,
     index: usize,
-    skips: &mut Skips,
+    compared: &mut Compared,
 ) -> Result<(), Difference> {
     let op = &case.ops[index];
     let answer = run
@@ -93,7 +93,7 @@ fn one_call(
         .iter()
         .map(|(process, space)| (*process, Layout::of(space, case, &run.files)))
         .collect();
-    let result = judge_result(op, &answer, skips)
+    let result = judge_result(op, &answer, compared)
         .and_then(|()| judge_layouts(case, index, before, &after))
         .and_then(|()| judge_structure(run));
     if let Err(mut difference) = result {
@@ -114,36 +114,20 @@ fn concerned(op: &Op) -> u64 {
     }
 }
 
-fn judge_result(op: &Op, answer: &Answer, skips: &mut Skips) -> Result<(), Difference> {
-    let differs = || {
-        let got = match &answer.if_guarded {
-            _ if answer.any_byte => "some byte".to_owned(),
-            Some(other) => format!("{}, or {other} where a guard page is", answer.outcome),
-            None => answer.outcome.to_string(),
-        };
-        Difference::new("result", op.outcome.to_string(), got)
-    };
-    if op.has_residency {
-        skips.mincore_vectors += 1;
+fn judge_result(op: &Op, answer: &Answer, compared: &mut Compared) -> Result<(), Difference> {
+    let reads = matches!(op.call, Call::Read { .. } | Call::FileRead { .. });
+    compared.byte_values += u64::from(reads && matches!(op.outcome, Outcome::Ok(_)));
+    compared.mincore_vectors += u64::from(op.resident.is_some());
+    if op.outcome != answer.outcome {
+        let (expected, got) = (op.outcome.to_string(), answer.outcome.to_string());
+        return Err(Difference::new("result", expected, got));
     }
-    if let Some(guarded) = &answer.if_guarded {
-        skips.fault_outcomes += 1;
-        if op.outcome == *guarded {
-            return Ok(());
-        }
+    if op.resident.is_some() && op.resident != answer.resident {
+        let show = |pages: &Option<String>| pages.clone().unwrap_or_default();
+        let (expected, got) = (show(&op.resident), show(&answer.resident));
+        return Err(Difference::new("resident pages", expected, got));
     }
-    if answer.any_byte {
-        let Outcome::Ok(0..=255) = op.outcome else {
-            return Err(differs());
-        };
-        skips.byte_values += 1;
-        return Ok(());
-    }
-    if op.outcome == answer.outcome {
-        Ok(())
-    } else {
-        Err(differs())
-    }
+    Ok(())
 }
 
 fn judge_layouts(

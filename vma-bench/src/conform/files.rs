@@ -1,11 +1,10 @@
-//! The files of a case. What a file system does for pread, pwrite, ftruncate and fallocate, as far as it shows in results
-//! and lengths, is the embedder's part and so stands here; lengths and seals themselves are the library's.
+//! The files of a case.
 
 use std::{collections::HashMap, sync::Arc};
 
-use vma_core::{AccessMode, FileKind, FileObject, OpenFile, Seals};
+use vma_core::{AccessMode, FileIoError, FileKind, FileObject, OpenFile, Seals};
 
-use super::format::{FileSpec, Mode};
+use super::format::{FileSpec, Mode, PAGE};
 
 /// Open files by id, and the names of the objects behind mappings.
 #[derive(Debug, Default)]
@@ -18,7 +17,8 @@ pub(super) struct Files {
 /// A failure of a call on a descriptor, by symbol.
 pub(super) type FileResult<T> = Result<T, &'static str>;
 
-const NO_WRITING: Seals = Seals::WRITE.union(Seals::FUTURE_WRITE);
+/// The largest file of a case, in bytes.
+const LARGEST: u64 = 64 << 20;
 
 fn access(mode: Mode) -> AccessMode {
     match mode {
@@ -28,14 +28,12 @@ fn access(mode: Mode) -> AccessMode {
     }
 }
 
-/// An offset or a length as the system call takes it, as a signed number.
-fn not_negative(value: u64) -> FileResult<u64> {
-    i64::try_from(value).map(|_| value).map_err(|_| "EINVAL")
-}
-
 impl Files {
     /// Makes the files that a case begins with.
-    pub(super) fn new(specs: &[FileSpec]) -> Files {
+    ///
+    /// # Errors
+    /// The library refuses their content: in words.
+    pub(super) fn new(specs: &[FileSpec]) -> Result<Files, String> {
         let mut files = Files::default();
         for spec in specs {
             let memfd = FileObject::builder(FileKind::Shmem, &spec.id).len(spec.len);
@@ -44,12 +42,26 @@ impl Files {
             } else {
                 memfd.build()
             };
+            if spec.len > LARGEST {
+                return Err(format!(
+                    "a file of {} bytes is too large to be filled",
+                    spec.len
+                ));
+            }
+            let number: u64 = spec.id[1..].parse().unwrap_or_default();
+            for page in 0..spec.len.div_ceil(PAGE) {
+                let byte = (17 * (number + 1) + page) as u8;
+                let count = PAGE.min(spec.len - page * PAGE) as usize;
+                object
+                    .write_at(page * PAGE, &vec![byte; count])
+                    .map_err(|e| e.to_string())?;
+            }
             files.adopt(&object, &spec.id);
             files
                 .open
                 .insert(spec.id.clone(), OpenFile::new(object, access(spec.mode)));
         }
-        files
+        Ok(files)
     }
 
     /// The open file of an id, if there is one.
@@ -93,53 +105,27 @@ impl Files {
 
     /// ftruncate(2).
     pub(super) fn truncate(&self, id: &str, len: u64) -> FileResult<()> {
-        not_negative(len)?;
-        let file = self.get(id)?;
-        if !file.is_writable() {
-            return Err("EINVAL");
-        }
-        file.object().set_len(len).map_err(|e| e.errno().name())
+        self.get(id)?.truncate(len).map_err(name)
     }
 
     /// fallocate(2) with `FALLOC_FL_PUNCH_HOLE`, which keeps the length.
     pub(super) fn punch_hole(&self, id: &str, off: u64, len: u64) -> FileResult<()> {
-        not_negative(off)?;
-        if not_negative(len)? == 0 {
-            return Err("EINVAL");
-        }
-        let file = self.get(id)?;
-        if !file.is_writable() {
-            return Err("EBADF");
-        }
-        if file.object().current_seals().intersects(NO_WRITING) {
-            return Err("EPERM");
-        }
-        Ok(())
+        self.get(id)?.punch_hole(off, len).map_err(name)
     }
 
     /// pwrite(2) of one byte: the file grows if it has to.
-    pub(super) fn write_byte(&self, id: &str, off: u64) -> FileResult<()> {
-        not_negative(off)?;
-        let file = self.get(id)?;
-        if !file.is_writable() {
-            return Err("EBADF");
-        }
-        if file.object().current_seals().intersects(NO_WRITING) {
-            return Err("EPERM");
-        }
-        if off >= file.object().len() {
-            return file.object().set_len(off + 1).map_err(|e| e.errno().name());
-        }
-        Ok(())
+    pub(super) fn write_byte(&self, id: &str, off: u64, byte: u8) -> FileResult<()> {
+        self.get(id)?.write_at(off, &[byte]).map_err(name)
     }
 
-    /// pread(2) of one byte: whether there is one.
-    pub(super) fn read_byte(&self, id: &str, off: u64) -> FileResult<bool> {
-        not_negative(off)?;
-        let file = self.get(id)?;
-        if !file.is_readable() {
-            return Err("EBADF");
-        }
-        Ok(off < file.object().len())
+    /// pread(2) of one byte, if there is one.
+    pub(super) fn read_byte(&self, id: &str, off: u64) -> FileResult<Option<u8>> {
+        let mut byte = [0];
+        let count = self.get(id)?.read_at(off, &mut byte).map_err(name)?;
+        Ok((count > 0).then_some(byte[0]))
     }
+}
+
+fn name(error: FileIoError) -> &'static str {
+    error.errno().name()
 }

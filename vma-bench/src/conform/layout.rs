@@ -7,6 +7,7 @@ use std::{
 
 use serde::Deserialize;
 use similar::TextDiff;
+use vma_core::paged::Paged;
 use vma_core::{AddressSpace, VmaFlags};
 
 use super::{
@@ -112,7 +113,7 @@ impl Write for Fnv {
 impl Layout {
     /// The layout of a space inside the arena of a case. A mapping that only reaches into the arena is part of it; what
     /// closes the space around the arena isn't.
-    pub(super) fn of(space: &AddressSpace, case: &Case, files: &Files) -> Layout {
+    pub(super) fn of(space: &AddressSpace<Paged>, case: &Case, files: &Files) -> Layout {
         let arena_end = case.start + case.len;
         let relative = |addr: u64| addr.wrapping_sub(case.start).cast_signed();
         let guard = space.read();

@@ -7,7 +7,7 @@ use std::{
 
 use serde::Serialize;
 
-use super::report::{Failure, FileReport, Skips};
+use super::report::{Compared, Failure, FileReport};
 use crate::report::{grouped, json_line};
 
 /// Sums over files.
@@ -17,7 +17,8 @@ struct Sums {
     passed: u64,
     failed: u64,
     calls: u64,
-    skipped: Skips,
+    #[serde(flatten)]
+    compared: Compared,
 }
 
 impl Sums {
@@ -28,7 +29,7 @@ impl Sums {
             sums.passed += report.passed;
             sums.failed += report.failed();
             sums.calls += report.calls;
-            sums.skipped += report.skipped;
+            sums.compared += report.compared;
         }
         sums
     }
@@ -100,11 +101,12 @@ pub(super) fn text(reports: &[FileReport], took: Duration) -> io::Result<()> {
     let mut line = |name: &str, sums: &Sums| {
         writeln!(
             out,
-            "{name:width$}  {:>5} passed {:>5} failed {:>7} calls  skipped: {}",
+            "{name:width$}  {:>5} passed {:>5} failed {:>7} calls {:>5} bytes {:>3} mincore vectors",
             grouped(sums.passed),
             grouped(sums.failed),
             grouped(sums.calls),
-            sums.skipped
+            grouped(sums.compared.byte_values),
+            grouped(sums.compared.mincore_vectors)
         )
     };
     for report in reports {
@@ -114,8 +116,8 @@ pub(super) fn text(reports: &[FileReport], took: Duration) -> io::Result<()> {
     line("all", &sums)?;
     writeln!(
         out,
-        "\nAfter every call: result, layout of each process, structure; VmFlags where recorded. Skipped is only what needs the \
-         contents of pages.\n{} of {} cases passed. {:.1} s.",
+        "\nAfter every call: result (byte values, resident pages and faults included), layout of each process, structure; VmFlags where \
+         recorded. Nothing is skipped.\n{} of {} cases passed. {:.1} s.",
         grouped(sums.passed),
         grouped(sums.cases),
         took.as_secs_f64()

@@ -4,46 +4,19 @@ use std::{fmt, ops::AddAssign};
 
 use serde::Serialize;
 
-/// Checks that weren't made because they need the contents of pages, by kind. All other checks were.
+/// What was compared beside results of calls and layouts.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Skips {
-    /// The value of a byte that was read, through a mapping or a descriptor.
+pub struct Compared {
+    /// Bytes that were read, through a mapping or a descriptor.
     pub byte_values: u64,
-    /// Which pages mincore calls resident; that there is a digit for each is checked.
+    /// Which pages mincore calls resident.
     pub mincore_vectors: u64,
-    /// Whether a guard page stops an access, mlock or population, where the mapping's flag says that one may be there.
-    pub fault_outcomes: u64,
 }
 
-impl AddAssign for Skips {
+impl AddAssign for Compared {
     fn add_assign(&mut self, other: Self) {
         self.byte_values += other.byte_values;
         self.mincore_vectors += other.mincore_vectors;
-        self.fault_outcomes += other.fault_outcomes;
-    }
-}
-
-/// `12 byte values, 1 fault outcome`, or `nothing`.
-impl fmt::Display for Skips {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut first = true;
-        for (n, what) in [
-            (self.byte_values, "byte value"),
-            (self.mincore_vectors, "mincore vector"),
-            (self.fault_outcomes, "fault outcome"),
-        ] {
-            if n > 0 {
-                let comma = if first { "" } else { ", " };
-                let plural = if n == 1 { "" } else { "s" };
-                write!(f, "{comma}{} {what}{plural}", crate::report::grouped(n))?;
-                first = false;
-            }
-        }
-        if first {
-            f.write_str("nothing")
-        } else {
-            Ok(())
-        }
     }
 }
 
@@ -60,7 +33,7 @@ pub struct Failure {
     pub process: Option<u64>,
     /// The call with its arguments.
     pub call: Option<String>,
-    /// Which check failed: `result`, `layout`, `VmFlags` or `structure`.
+    /// Which check failed: `result`, `resident pages`, `layout`, `VmFlags` or `structure`.
     pub what: &'static str,
     /// What the kernel gave.
     pub expected: String,
@@ -94,12 +67,12 @@ impl fmt::Display for Failure {
 pub struct FileReport {
     /// The file.
     pub file: String,
-    /// Cases in which every check that was made held.
+    /// Cases in which every check held.
     pub passed: u64,
     /// Calls of these cases; those after a failure are not made.
     pub calls: u64,
-    /// Checks not made, in all cases.
-    pub skipped: Skips,
+    /// Other comparisons, in all cases.
+    pub compared: Compared,
     /// The cases that failed, in the order of the file.
     pub failures: Vec<Failure>,
 }
@@ -113,22 +86,5 @@ impl FileReport {
     /// Cases that failed.
     pub fn failed(&self) -> u64 {
         self.failures.len() as u64
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn skips_are_told_by_kind() {
-        let mut skips = Skips::default();
-        assert_eq!(skips.to_string(), "nothing");
-        skips += Skips {
-            byte_values: 1200,
-            mincore_vectors: 0,
-            fault_outcomes: 1,
-        };
-        assert_eq!(skips.to_string(), "1,200 byte values, 1 fault outcome");
     }
 }

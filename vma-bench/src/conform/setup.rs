@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use vma_core::{AddressSpace, Layout as Placement, SpaceConfig, SpecialMapping, VmaFlags};
+use vma_core::paged::{FramePool, Paged};
+use vma_core::{AddressSpace, Domain, Layout as Placement, SpaceConfig, SpecialMapping, VmaFlags};
 
 use super::format::{Case, PAGE, SpaceKind, TASK_SIZE};
 
@@ -48,12 +49,21 @@ fn config(case: &Case) -> SpaceConfig {
     config
 }
 
+/// More than any recorded case uses; damaged ones may ask for anything.
+const FRAMES: usize = 1 << 16;
+const TABLE_BYTES: usize = 16 << 20;
+
+fn memory() -> Paged {
+    Paged::new(Arc::new(FramePool::new(FRAMES))).with_table_limit(TABLE_BYTES)
+}
+
 /// Process 0 before the first call.
 ///
 /// # Errors
 /// The library refuses what the case presupposes: in words.
-pub(super) fn first_process(case: &Case) -> Result<AddressSpace, String> {
-    let space = AddressSpace::new(config(case)).map_err(|e| e.to_string())?;
+pub(super) fn first_process(case: &Case) -> Result<AddressSpace<Paged>, String> {
+    let space = AddressSpace::with_backend(config(case), &Domain::default(), memory())
+        .map_err(|e| e.to_string())?;
     for (start, end) in outside(case) {
         // A mapping with a name and these flags merges with nothing and can't be expanded into the arena.
         let flags = VmaFlags::DONTEXPAND | VmaFlags::IO;

@@ -61,6 +61,12 @@ pub enum CoreError {
     /// A hole.
     #[error("nothing is mapped at {0:#x}")]
     Unmapped(u64),
+    /// No room for the rest of the answer.
+    #[error("{found} bytes were given, and there are more pages")]
+    ShortVector {
+        /// Bytes given, all of which tell of a page now.
+        found: u64,
+    },
 }
 
 impl CoreError {
@@ -69,6 +75,7 @@ impl CoreError {
         match self {
             CoreError::Unaligned(_) => Errno::EINVAL,
             CoreError::BeyondLimit { .. } | CoreError::Unmapped(_) => Errno::ENOMEM,
+            CoreError::ShortVector { .. } => Errno::EFAULT,
         }
     }
 }
@@ -122,7 +129,7 @@ impl<B: Backend> ReadGuard<'_, B> {
     ///
     /// # Errors
     /// As there.
-    pub fn mincore(&self, addr: u64, len: u64) -> Result<Vec<bool>, CoreError> {
+    pub fn mincore(&self, addr: u64, len: u64, resident: &mut [u8]) -> Result<(), CoreError> {
         let config = self.space.config.load();
         if !config.pages().is_aligned(addr) {
             return Err(CoreError::Unaligned(addr));
@@ -132,22 +139,30 @@ impl<B: Backend> ReadGuard<'_, B> {
             .filter(|end| *end <= config.task_size)
             .ok_or(CoreError::BeyondLimit { addr, len })?;
         let pages = config.pages();
-        let mut resident = Vec::new();
         let mut at = addr;
         while at < end {
             let vma = self.find(at).ok_or(CoreError::Unmapped(at))?;
             let to = pages.ceil_wrapping(vma.end().min(end));
-            if !B::ACTIVE {
-                resident.resize(pages.count(to - addr) as usize, false);
-                at = to;
+            let (first, last) = (pages.count(at - addr), pages.count(to - addr));
+            let room = resident.len() as u64;
+            let part = first.min(room) as usize..last.min(room) as usize;
+            if B::ACTIVE {
+                let mut pgoff = vma.vma().pgoff() + pages.count(at - vma.start());
+                for told in &mut resident[part] {
+                    let is_there = self.space.core.backend.is_resident(at, vma.vma(), pgoff);
+                    *told = is_there.into();
+                    pgoff += 1;
+                    at += pages.bytes(1);
+                }
+            } else {
+                resident[part].fill(0);
             }
-            while at < to {
-                let pgoff = vma.vma().pgoff() + pages.count(at - vma.start());
-                resident.push(self.space.core.backend.is_resident(at, vma.vma(), pgoff));
-                at += pages.bytes(1);
+            if last > room {
+                return Err(CoreError::ShortVector { found: room });
             }
+            at = to;
         }
-        Ok(resident)
+        Ok(())
     }
 }
 
@@ -163,13 +178,14 @@ impl<B: Backend> AddressSpace<B> {
         self.read().msync(addr, len, flags)
     }
 
-    /// Which pages of the range are present (mincore(2)): of a file those that its page cache has. Without a backend none is.
+    /// Which pages of the range are present (mincore(2)), a byte each, 1 or 0: of a file those that its page cache has. Without a
+    /// backend none is. At a hole those before it are told.
     ///
     /// # Errors
-    /// `EINVAL` unaligned; `ENOMEM` a hole, or beyond the address space.
+    /// `EINVAL` unaligned; `ENOMEM` a hole, or beyond the address space; `EFAULT` `resident` has fewer bytes than there are pages.
     ///
     /// Source: `mincore` in mm/mincore.c.
-    pub fn mincore(&self, addr: u64, len: u64) -> Result<Vec<bool>, CoreError> {
-        self.read().mincore(addr, len)
+    pub fn mincore(&self, addr: u64, len: u64, resident: &mut [u8]) -> Result<(), CoreError> {
+        self.read().mincore(addr, len, resident)
     }
 }

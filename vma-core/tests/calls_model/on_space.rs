@@ -177,7 +177,10 @@ fn apply_to_range(world: &World, space: &AddressSpace, call: &Call) -> Outcome {
             space.msync(base + at, len, SyncFlags::from_bits_retain(flags)),
             SyncError::errno,
         ),
-        Call::Core { at, len } => done(space.mincore(base + at, len).map(|_| ()), CoreError::errno),
+        Call::Core { at, len } => done(
+            space.mincore(base + at, len, &mut vec![0; len.div_ceil(4096) as usize]),
+            CoreError::errno,
+        ),
         Call::RemapFile {
             at,
             len,

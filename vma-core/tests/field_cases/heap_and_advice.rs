@@ -181,7 +181,7 @@ fn holes_are_reported_by_msync_and_mincore() {
     for hole in 0..4 {
         let space = fresh();
         map(&space, 0, 4, RW);
-        assert!(space.mincore(addr(0), 4 * PAGE).is_ok());
+        assert!(space.mincore(addr(0), 4 * PAGE, &mut [0; 4]).is_ok());
         space.unmap(addr(hole), PAGE).unwrap();
         for flags in [
             SyncFlags::SYNC,
@@ -192,7 +192,7 @@ fn holes_are_reported_by_msync_and_mincore() {
             let got = space.msync(addr(0), 4 * PAGE, flags);
             assert_eq!(got.map_err(|error| error.errno()), Err(Errno::ENOMEM));
         }
-        let got = space.mincore(addr(0), 4 * PAGE);
+        let got = space.mincore(addr(0), 4 * PAGE, &mut [0; 4]);
         assert_eq!(got.map_err(|error| error.errno()), Err(Errno::ENOMEM));
         let both = space.msync(addr(0), PAGE, SyncFlags::SYNC | SyncFlags::ASYNC);
         assert_eq!(both.map_err(|error| error.errno()), Err(Errno::EINVAL));

@@ -59,15 +59,17 @@ impl<T: Send + 'static> Limbo<T> {
     /// Takes what `unlink` returns, which no new reader can reach then. There is room for it before `unlink` is called, which runs
     /// under a lock; so nothing is unlinked that can't be retired.
     ///
-    /// When memory runs out `unlink` isn't called.
-    pub fn retire_with(&self, unlink: impl FnOnce() -> Option<Box<T>>) {
+    /// Returns whether it got something. When memory runs out `unlink` isn't called.
+    pub fn retire_with(&self, unlink: impl FnOnce() -> Option<Box<T>>) -> bool {
         let mut producer = self.producer.lock();
         if producer.reserve(1).is_ok()
             && let Some(object) = unlink()
         {
             producer.push(Box::into_raw(object).cast());
             producer.publish(&self.queue, size_of::<T>());
+            return true;
         }
+        false
     }
 }
 

@@ -23,8 +23,8 @@ pub(in crate::conform) struct Op {
     pub text: String,
     /// What it gave.
     pub outcome: Outcome,
-    /// Whether a vector of resident pages was recorded.
-    pub has_residency: bool,
+    /// Which pages mincore found resident, a digit each.
+    pub resident: Option<String>,
     /// Count and hash of the layout after the call; `None`: the layout is the one from before.
     pub layout: Option<LayoutMark>,
 }
@@ -63,13 +63,13 @@ pub(in crate::conform) enum Call {
     Msync { addr: At, len: Word, flags: Word },
     Mincore { addr: At, len: Word },
     Brk { addr: At },
-    Write { addr: At, #[expect(dead_code, reason = "contents aren't kept yet")] val: u8 },
+    Write { addr: At, val: u8 },
     Read { addr: At },
     Fork { child: u64 },
     Exit {},
     Ftruncate { file: String, len: Word },
     PunchHole { file: String, off: Word, len: Word },
-    FileWrite { file: String, off: Word, #[expect(dead_code, reason = "contents aren't kept yet")] val: u8 },
+    FileWrite { file: String, off: Word, val: u8 },
     FileRead { file: String, off: Word },
     Mseal { addr: At, len: Word, flags: Word },
     RemapFilePages { addr: At, len: Word, prot: Word, pgoff: Word, flags: Word },
@@ -144,12 +144,12 @@ impl TryFrom<Fields> for Op {
         let op = Op {
             process,
             layout: layout_mark(count, hash.as_deref())?,
-            has_residency: recorded.resident.is_some(),
+            resident: recorded.resident,
             outcome: recorded.outcome,
             call,
             text,
         };
-        op.check(recorded.resident.as_deref())?;
+        op.check()?;
         Ok(op)
     }
 }
@@ -174,7 +174,8 @@ const MAX_PIECES: usize = 4;
 
 impl Op {
     /// What holds between the fields of a call.
-    fn check(&self, resident: Option<&str>) -> Result<(), String> {
+    fn check(&self) -> Result<(), String> {
+        let resident = self.resident.as_deref();
         match (&self.call, &self.outcome) {
             (Call::Mincore { len, .. }, Outcome::Ok(_)) => {
                 let pages = len.0.div_ceil(PAGE);

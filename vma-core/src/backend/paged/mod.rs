@@ -73,9 +73,13 @@ use crate::vma::Vma;
 /// Size of a page and of a frame in bytes.
 pub const PAGE: usize = 4096;
 
+/// What page tables of a space take at most, in bytes, unless it's told otherwise.
+const TABLE_LIMIT: usize = 1 << 30;
+
 /// Guest memory in frames of this process.
 pub struct Paged {
     frames: Arc<dyn FrameAllocator>,
+    table_limit: usize,
     /// Set when the space is made.
     state: OnceLock<State>,
 }
@@ -108,8 +112,17 @@ impl Paged {
     pub fn new(frames: Arc<dyn FrameAllocator>) -> Self {
         Paged {
             frames,
+            table_limit: TABLE_LIMIT,
             state: OnceLock::new(),
         }
+    }
+
+    /// Limits what page tables may take, in bytes; beyond it there is no memory. At first it's 1 GiB, which maps 512 GiB: a guest
+    /// can ask for tables without pages, by guard pages or by reading.
+    #[must_use]
+    pub fn with_table_limit(mut self, bytes: usize) -> Self {
+        self.table_limit = bytes;
+        self
     }
 
     fn state(&self) -> &State {
@@ -136,19 +149,16 @@ impl Paged {
 
     /// What page tables take, in bytes.
     pub fn table_bytes(&self) -> usize {
-        let state = self.state();
-        let reader = state.domain.register();
-        let _guard = reader.pin();
-        state.tables.bytes()
+        self.state().tables.bytes()
     }
 }
 
 impl State {
-    fn try_new(domain: &Domain, limit: u64) -> Option<Self> {
+    fn try_new(domain: &Domain, limit: u64, table_limit: usize) -> Option<Self> {
         Some(State {
             domain: domain.clone(),
             limit,
-            tables: Tables::try_new(limit, domain)?,
+            tables: Tables::try_new(limit, table_limit, domain)?,
             shootdown: Shootdown::default(),
             moving: AtomicU32::new(0),
         })
@@ -168,7 +178,8 @@ impl Backend for Paged {
             // Made by `dup`.
             return Ok(());
         }
-        let state = State::try_new(domain, config.task_size).ok_or(ConfigError::Backend)?;
+        let state = State::try_new(domain, config.task_size, self.table_limit)
+            .ok_or(ConfigError::Backend)?;
         self.state.set(state).map_err(|_| ConfigError::Backend)
     }
 
@@ -200,8 +211,9 @@ impl Backend for Paged {
 
     fn dup(&self, ranges: &[VmRange]) -> Result<Self, PublishError> {
         let parent = self.state();
-        let child = Paged::new(Arc::clone(&self.frames));
-        let state = State::try_new(&parent.domain, parent.limit).ok_or(PublishError::NoMemory)?;
+        let child = Paged::new(Arc::clone(&self.frames)).with_table_limit(self.table_limit);
+        let state = State::try_new(&parent.domain, parent.limit, self.table_limit);
+        let state = state.ok_or(PublishError::NoMemory)?;
         change::copy(parent, &state, ranges)?;
         child.state.set(state).map_err(|_| PublishError::NoMemory)?;
         Ok(child)

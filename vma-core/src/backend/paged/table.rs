@@ -17,7 +17,7 @@
 
 use std::ops::Range;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 use vma_rcu::reclaim::{Domain, Limbo};
@@ -238,6 +238,9 @@ pub(super) struct Tables {
     root: Box<Directory>,
     leaves: Limbo<Leaf>,
     directories: Limbo<Directory>,
+    /// Bytes of the tables that are linked, and the most they may be. Relaxed: a bound that orders nothing.
+    bytes: AtomicUsize,
+    limit: usize,
 }
 
 // SAFETY: P1: what slots lead to belongs to the tables; entries are frames that any thread may use.
@@ -246,8 +249,8 @@ unsafe impl Send for Tables {}
 unsafe impl Sync for Tables {}
 
 impl Tables {
-    /// Empty ones, for addresses below `limit`. `None` when memory runs out.
-    pub(super) fn try_new(limit: u64, domain: &Domain) -> Option<Self> {
+    /// Empty ones, for addresses below `limit`, which may take `bytes`. `None` when memory runs out.
+    pub(super) fn try_new(limit: u64, bytes: usize, domain: &Domain) -> Option<Self> {
         let mut below = 1;
         while below < 4 && (LEAF_BYTES << (BITS * (below + 1))) < limit {
             below += 1;
@@ -256,6 +259,8 @@ impl Tables {
             root: Directory::try_new(below)?,
             leaves: Limbo::try_new(domain)?,
             directories: Limbo::try_new(domain)?,
+            bytes: AtomicUsize::new(size_of::<Directory>()),
+            limit: bytes,
         })
     }
 
@@ -284,7 +289,7 @@ impl Tables {
             let slot = &directory.slots[directory.index(addr)];
             let mut table = slot.load(Ordering::Acquire);
             if table.is_null() {
-                table = link(slot, directory.below).ok_or(NoMemory)?;
+                table = self.link(slot, directory.below).ok_or(NoMemory)?;
             }
             if directory.below == 0 {
                 // SAFETY: P1, by the caller's guard.
@@ -321,25 +326,22 @@ impl Tables {
 
     /// Bytes that the tables take.
     pub(super) fn bytes(&self) -> usize {
-        fn below(directory: &Directory) -> usize {
-            let tables = directory
-                .slots
-                .iter()
-                .map(|slot| slot.load(Ordering::Acquire));
-            let sum: usize = tables
-                .filter(|table| !table.is_null())
-                .map(|table| {
-                    if directory.below == 0 {
-                        size_of::<Leaf>()
-                    } else {
-                        // SAFETY: P1, by the guard of who asks.
-                        below(unsafe { &*table.cast::<Directory>() })
-                    }
-                })
-                .sum();
-            sum + size_of::<Directory>()
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Puts a new table into an empty slot of a directory, and returns it, or the one that somebody else has put in
+    /// meanwhile.
+    fn link(&self, slot: &AtomicPtr<()>, below: u32) -> Option<*mut ()> {
+        let size = table_size(below);
+        if self.bytes.fetch_add(size, Ordering::Relaxed) + size > self.limit {
+            self.bytes.fetch_sub(size, Ordering::Relaxed);
+            return None;
         }
-        below(&self.root)
+        let made = link(slot, below);
+        if !made.is_some_and(|(_, linked)| linked) {
+            self.bytes.fetch_sub(size, Ordering::Relaxed);
+        }
+        made.map(|(table, _)| table)
     }
 
     /// Unlinks the tables that map nothing outside of the range; their entries have been taken out. The caller has the space's lock exclusively, so
@@ -367,10 +369,15 @@ impl Tables {
                 }
                 continue;
             }
-            if directory.below == 0 {
-                self.leaves.retire_with(|| unlink(slot));
+            // SAFETY: P1: as above.
+            let freed = unsafe { subtree_size(table, directory.below) };
+            let unlinked = if directory.below == 0 {
+                self.leaves.retire_with(|| unlink(slot))
             } else {
-                self.directories.retire_with(|| unlink(slot));
+                self.directories.retire_with(|| unlink(slot))
+            };
+            if unlinked {
+                self.bytes.fetch_sub(freed, Ordering::Relaxed);
             }
         }
     }
@@ -383,15 +390,45 @@ fn unlink<T>(slot: &AtomicPtr<()>) -> Option<Box<T>> {
     (!table.is_null()).then(|| unsafe { Box::from_raw(table.cast()) })
 }
 
-/// Puts a new table into an empty slot of a directory, and returns it, or the one that somebody else has put in meanwhile.
-fn link(slot: &AtomicPtr<()>, below: u32) -> Option<*mut ()> {
+/// Bytes of a table whose directory says `below`.
+fn table_size(below: u32) -> usize {
+    if below == 0 {
+        size_of::<Leaf>()
+    } else {
+        size_of::<Directory>()
+    }
+}
+
+/// Bytes of a table and all below it. A table that a fault links meanwhile may be missed: it's counted as there for ever.
+///
+/// # Safety
+///
+/// P1: `table` is in a slot of a directory that says `below`, and isn't freed meanwhile.
+unsafe fn subtree_size(table: *mut (), below: u32) -> usize {
+    let mut sum = table_size(below);
+    if below > 0 {
+        // SAFETY: by the caller's promise.
+        let directory = unsafe { &*table.cast::<Directory>() };
+        for slot in &directory.slots {
+            let table = slot.load(Ordering::Acquire);
+            if !table.is_null() {
+                // SAFETY: as above.
+                sum += unsafe { subtree_size(table, directory.below) };
+            }
+        }
+    }
+    sum
+}
+
+/// Puts a new table into an empty slot. The table that is there then, and whether it's that one. `None` when memory runs out.
+fn link(slot: &AtomicPtr<()>, below: u32) -> Option<(*mut (), bool)> {
     let table: *mut () = match below {
         0 => Box::into_raw(Leaf::try_new()?).cast(),
         _ => Box::into_raw(Directory::try_new(below - 1)?).cast(),
     };
     let result = slot.compare_exchange(ptr::null_mut(), table, Ordering::AcqRel, Ordering::Acquire);
     let Err(other) = result else {
-        return Some(table);
+        return Some((table, true));
     };
     if below == 0 {
         // SAFETY: made above, and shown to nobody.
@@ -400,7 +437,7 @@ fn link(slot: &AtomicPtr<()>, below: u32) -> Option<*mut ()> {
         // SAFETY: as above.
         drop(unsafe { Box::from_raw(table.cast::<Directory>()) });
     }
-    Some(other)
+    Some((other, false))
 }
 
 /// The slots of a directory, which begins at `base`, that a range touches.
@@ -454,7 +491,7 @@ mod tests {
     #[test]
     fn tables_come_and_go_by_range() {
         let domain = Domain::default();
-        let tables = Tables::try_new(1 << 47, &domain).unwrap();
+        let tables = Tables::try_new(1 << 47, 1 << 20, &domain).unwrap();
         let empty = tables.bytes();
         let addresses = [0x1000, 0x20_0000, 0x4000_0000, 0x7fff_ffff_f000];
         for addr in addresses {
