@@ -1,0 +1,340 @@
+//! Virtual CPUs load and store while other threads take pages and rights away: nobody sees what a call has forbidden once it has
+//! returned, and in the end every frame is back.
+//!
+//! Every page has a *state* beside it: what its owner, the one thread that makes calls about it, has last done with it, and a number
+//! that grows. A load between two looks at the same state has to agree with it; a stamp that is older than the state, or another
+//! page's, has come through a translation that should be gone.
+//!
+//! `VMA_STRESS_SECONDS` says how long (1 if it isn't set).
+
+#![allow(clippy::unwrap_used, reason = "tests may")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use vma_core::paged::{Accessor, FramePool, Paged};
+use vma_core::{
+    AccessMode, AddressSpace, Advice, Domain, FaultError, FileKind, FileObject, MapFlags,
+    MapRequest, OpenFile, Prot, RemapFlags, RemapRequest, SpaceConfig,
+};
+
+const PAGE: u64 = 4096;
+const RW: Prot = Prot::READ.union(Prot::WRITE);
+/// Pages of anonymous memory, and as many of a file.
+const PAGES: u64 = 24;
+const AT: u64 = 0x5000_0000;
+const FILE_AT: u64 = 0x6000_0000;
+const ELSEWHERE: u64 = 0x7000_0000;
+
+/// Last bits of a state.
+const READABLE: u64 = 0;
+/// Whatever happens is right.
+const CHANGING: u64 = 1;
+const UNMAPPED: u64 = 2;
+const DENIED: u64 = 3;
+const BEYOND: u64 = 4;
+const MODES: u64 = 8;
+
+/// xorshift.
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Self {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % n
+    }
+}
+
+struct World {
+    space: AddressSpace<Paged>,
+    file: Arc<OpenFile>,
+    /// Of the anonymous pages, then of the file's.
+    states: Vec<AtomicU64>,
+    stop: AtomicBool,
+}
+
+fn address(page: u64) -> u64 {
+    if page < PAGES {
+        AT + page * PAGE
+    } else {
+        FILE_AT + (page - PAGES) * PAGE
+    }
+}
+
+/// What a page's owner writes into it while its number is `number`.
+fn stamp(page: u64, number: u64) -> u64 {
+    (page + 1) << 48 | number
+}
+
+impl World {
+    fn new(pool: &FramePool) -> Self {
+        let backend = Paged::new(Arc::new(pool.clone()));
+        let domain = Domain::default();
+        let space = AddressSpace::with_backend(SpaceConfig::default(), &domain, backend).unwrap();
+        let object = FileObject::builder(FileKind::Shmem, "f")
+            .len(PAGES * PAGE)
+            .frames(Arc::new(pool.clone()))
+            .build();
+        let file = OpenFile::new(object, AccessMode::ReadWrite);
+        let world = World {
+            space,
+            file,
+            states: (0..2 * PAGES).map(|_| AtomicU64::new(READABLE)).collect(),
+            stop: AtomicBool::new(false),
+        };
+        world.map(AT, PAGES);
+        let shared = MapRequest {
+            addr: FILE_AT,
+            flags: MapFlags::SHARED | MapFlags::FIXED,
+            file: Some(world.file.clone()),
+            ..MapRequest::anonymous(PAGES * PAGE, RW)
+        };
+        world.space.map(&shared).unwrap();
+        world
+    }
+
+    fn map(&self, addr: u64, pages: u64) {
+        let request = MapRequest {
+            addr,
+            flags: MapFlags::PRIVATE | MapFlags::ANONYMOUS | MapFlags::FIXED,
+            ..MapRequest::anonymous(pages * PAGE, RW)
+        };
+        self.space.map(&request).unwrap();
+    }
+
+    fn is_over(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Its owner is about to make a call about a page; the number that it has afterwards.
+    fn begin(&self, page: u64) -> u64 {
+        let state = &self.states[page as usize];
+        let number = state.load(Ordering::Relaxed) / MODES + 1;
+        state.store(number * MODES + CHANGING, Ordering::SeqCst);
+        number
+    }
+
+    /// The call has returned.
+    fn end(&self, page: u64, number: u64, mode: u64) {
+        self.states[page as usize].store(number * MODES + mode, Ordering::SeqCst);
+    }
+
+    /// A load, or a store and a load, by a virtual CPU.
+    fn look(&self, cpu: &mut Accessor<'_>, page: u64, store: bool) {
+        let at = address(page);
+        let state = &self.states[page as usize];
+        let before = state.load(Ordering::SeqCst);
+        // The second word is everybody's: it never holds another page's.
+        if store {
+            let _ = cpu.store_u64(at + 8, page + 1);
+        }
+        let seen = cpu.load_u64(at);
+        let other = cpu.load_u64(at + 8);
+        let after = state.load(Ordering::SeqCst);
+        if let Ok(other) = other {
+            assert!(
+                other == 0 || other == page + 1,
+                "page {page} shows {other}'s word"
+            );
+        }
+        if let Ok(seen) = seen {
+            let (of, number) = (seen >> 48, seen & 0xffff_ffff_ffff);
+            assert!(
+                seen == 0 || of == page + 1,
+                "page {page} shows stamp {seen:#x}"
+            );
+            // While a call is under way the page may still show what was there before.
+            let oldest = match before % MODES {
+                CHANGING => 0,
+                _ => before / MODES,
+            };
+            assert!(
+                seen == 0 || number >= oldest,
+                "page {page} shows {number} after {oldest}"
+            );
+        }
+        if before == after {
+            let right = match (before % MODES, seen) {
+                (CHANGING, _) | (READABLE, Ok(_)) => true,
+                (UNMAPPED, Err(FaultError::Unmapped(addr))) => addr == at,
+                (DENIED, Err(FaultError::Denied { addr, .. })) => addr == at,
+                (BEYOND, Err(FaultError::BeyondEnd(addr))) => addr == at,
+                _ => false,
+            };
+            assert!(right, "page {page} in state {before}: {seen:?}");
+        }
+    }
+
+    fn virtual_cpu(&self, seed: u64) {
+        let mut random = Random::new(seed);
+        let mut cpu = self.space.accessor();
+        while !self.is_over() {
+            let page = random.below(2 * PAGES);
+            for _ in 0..8 {
+                self.look(&mut cpu, page, random.below(4) == 0);
+            }
+        }
+    }
+
+    /// The owner of some of the anonymous pages.
+    fn anonymous_owner(&self, pages: std::ops::Range<u64>, seed: u64) {
+        let mut random = Random::new(seed);
+        let mut cpu = self.space.accessor();
+        let space = &self.space;
+        while !self.is_over() {
+            let page = pages.start + random.below(pages.end - pages.start);
+            let at = address(page);
+            let number = self.begin(page);
+            match random.below(6) {
+                0 => space.advise(at, PAGE, Advice::DONTNEED).unwrap(),
+                1 => {
+                    space.unmap(at, PAGE).unwrap();
+                    self.end(page, number, UNMAPPED);
+                    self.begin(page);
+                    self.map(at, 1);
+                }
+                2 => {
+                    space.protect(at, PAGE, Prot::empty()).unwrap();
+                    self.end(page, number, DENIED);
+                    self.begin(page);
+                    space.advise(at, PAGE, Advice::DONTNEED).unwrap();
+                    space.protect(at, PAGE, RW).unwrap();
+                }
+                3 => {
+                    space.advise(at, PAGE, Advice::GUARD_INSTALL).unwrap();
+                    self.end(page, number, UNMAPPED);
+                    self.begin(page);
+                    space.advise(at, PAGE, Advice::GUARD_REMOVE).unwrap();
+                }
+                // Replaced in place.
+                4 => self.map(at, 1),
+                // There and back: what was written stays.
+                _ => {
+                    cpu.store_u64(at, stamp(page, number)).unwrap();
+                    let away = ELSEWHERE + page * PAGE;
+                    let go = |addr, new_addr| RemapRequest {
+                        addr,
+                        old_len: PAGE,
+                        new_len: PAGE,
+                        flags: RemapFlags::MAYMOVE | RemapFlags::FIXED,
+                        new_addr,
+                    };
+                    space.remap(&go(at, away)).unwrap();
+                    self.end(page, number, UNMAPPED);
+                    assert_eq!(cpu.load_u64(away).unwrap(), stamp(page, number));
+                    let number = self.begin(page);
+                    space.remap(&go(away, at)).unwrap();
+                    assert_eq!(cpu.load_u64(at).unwrap(), stamp(page, number - 1));
+                    space.advise(at, PAGE, Advice::DONTNEED).unwrap();
+                }
+            }
+            let number = self.begin(page);
+            cpu.store_u64(at, stamp(page, number)).unwrap();
+            self.end(page, number, READABLE);
+        }
+    }
+
+    /// The owner of the file's pages.
+    fn file_owner(&self) {
+        let mut random = Random::new(77);
+        let mut cpu = self.space.accessor();
+        while !self.is_over() {
+            let page = PAGES + random.below(PAGES);
+            let offset = (page - PAGES) * PAGE;
+            if random.below(2) == 0 {
+                let number = self.begin(page);
+                self.file.punch_hole(offset, PAGE).unwrap();
+                cpu.store_u64(address(page), stamp(page, number)).unwrap();
+                self.end(page, number, READABLE);
+                continue;
+            }
+            let beyond = page..2 * PAGES;
+            let numbers: Vec<u64> = beyond.clone().map(|page| self.begin(page)).collect();
+            self.file.truncate(offset).unwrap();
+            for (page, number) in beyond.clone().zip(&numbers) {
+                self.end(page, *number, BEYOND);
+            }
+            for page in beyond.clone() {
+                self.begin(page);
+            }
+            self.file.truncate(PAGES * PAGE).unwrap();
+            for page in beyond {
+                let number = self.begin(page);
+                self.end(page, number, READABLE);
+            }
+        }
+    }
+
+    /// Children come and go, and see what there is.
+    fn forks(&self) {
+        while !self.is_over() {
+            let child = self.space.dup().unwrap();
+            let mut cpu = child.accessor();
+            for page in 0..PAGES {
+                if let Ok(seen) = cpu.load_u64(address(page)) {
+                    assert!(
+                        seen == 0 || seen >> 48 == page + 1,
+                        "a child's page {page}: {seen:#x}"
+                    );
+                    cpu.store_u64(address(page), 1).ok();
+                }
+            }
+            drop(cpu);
+            assert_eq!(child.backend().resident(), child.backend().recount());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Stops the others when a thread panics.
+struct StopOnPanic<'w>(&'w World);
+
+impl Drop for StopOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.stop.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+#[test]
+fn no_access_finds_what_a_call_has_forbidden() {
+    let seconds = std::env::var("VMA_STRESS_SECONDS");
+    let seconds: u64 = seconds.map_or(1, |text| text.parse().unwrap());
+    let pool = FramePool::default();
+    {
+        let world = &World::new(&pool);
+        std::thread::scope(|scope| {
+            let run = |f: Box<dyn FnOnce() + Send>| {
+                scope.spawn(move || {
+                    let _stop = StopOnPanic(world);
+                    f();
+                });
+            };
+            run(Box::new(|| world.virtual_cpu(1)));
+            run(Box::new(|| world.virtual_cpu(2)));
+            run(Box::new(|| world.anonymous_owner(0..PAGES / 2, 3)));
+            run(Box::new(|| world.anonymous_owner(PAGES / 2..PAGES, 4)));
+            run(Box::new(|| world.file_owner()));
+            run(Box::new(|| world.forks()));
+            let until = Instant::now() + Duration::from_secs(seconds);
+            while Instant::now() < until && !world.is_over() {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            world.stop.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(
+            world.space.backend().resident(),
+            world.space.backend().recount()
+        );
+        world.space.check().unwrap();
+    }
+    assert_eq!(pool.stats().used, 0, "every frame is back");
+}
