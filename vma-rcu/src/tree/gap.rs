@@ -2,16 +2,17 @@
 //!
 //! Every inner node holds, per child, the largest usable gap *below* an entry of that child: from the
 //! end of the entry before it, in whatever leaf that is, to its start less its start gap (T5). The free
-//! space above the last entry belongs to no one and is looked at apart. A search descends only where the
-//! cached gap is large enough, so that beside the two children that the window cuts, each descent finds.
+//! space above the last entry belongs to no one and is looked at apart. A search goes down to where the window
+//! begins (for the lowest fit) or ends (for the highest), as long as the cached gaps leave hope. What it doesn't find there is
+//! in the nearest child with a large enough gap beside that way, in which every step down is to such a child again: that
+//! gap fits, or reaches out of the window at its other end, and then none does.
 
 use std::ops::Range;
 
 use super::node::{
-    CHILD_LINES, Inner, LEAF_CAP, Leaf, MAX_HEIGHT, NodePtr, PAD, Root, SLOT_LINES, inner, leaf,
-    max_gap_with,
+    CHILD_LINES, Inner, Leaf, MAX_HEIGHT, Root, SLOT_LINES, inner, leaf, max_gap_with,
 };
-use super::search::{at_least, first_above, prefetch};
+use super::search::{Portable, Search, first_above, prefetch};
 use super::{MAX_END, Record};
 use smallvec::SmallVec;
 
@@ -83,12 +84,11 @@ pub(super) unsafe fn lowest<T: Record>(
     request: &GapRequest,
 ) -> Option<u64> {
     let need = request.need()?;
-    let descent = Descent { need, request };
     let below = if root.is_empty() {
         None
     } else {
         // SAFETY: T7, by the caller's promise.
-        unsafe { descent.lowest::<T>(root.node(), root.height(), 0) }
+        unsafe { search::<T, true>(root, need, request) }
     };
     below.or_else(|| request.low(need, last_end..MAX_END))
 }
@@ -108,116 +108,173 @@ pub(super) unsafe fn highest<T: Record>(
     if above.is_some() || root.is_empty() {
         return above;
     }
-    let descent = Descent { need, request };
     // SAFETY: T7, by the caller's promise.
-    unsafe { descent.highest::<T>(root.node(), root.height(), 0, PAD) }
+    unsafe { search::<T, false>(root, need, request) }
 }
 
-/// One search: below an inner node only children with a large enough gap are candidates.
-#[derive(Clone, Copy)]
-struct Descent<'r> {
+/// The lowest fit below an entry, or the highest; compiled for each kind of search within nodes.
+///
+/// # Safety
+///
+/// T7: the caller holds the writer of `root`'s tree; it isn't empty.
+unsafe fn search<T: Record, const LOWEST: bool>(
+    root: Root,
     need: u64,
-    request: &'r GapRequest,
+    request: &GapRequest,
+) -> Option<u64> {
+    #[cfg(all(target_arch = "x86_64", not(any(test, loom, small_nodes))))]
+    if super::search::available() {
+        #[cfg_attr(not(target_feature = "avx2"), target_feature(enable = "avx2,popcnt"))]
+        unsafe fn fast<T: Record, const LOWEST: bool>(
+            root: Root,
+            need: u64,
+            request: &GapRequest,
+        ) -> Option<u64> {
+            // SAFETY: T7, by the caller's promise.
+            unsafe { search_with::<super::search::Avx2, T, LOWEST>(root, need, request) }
+        }
+        // SAFETY: AVX2 is there; T7 by the caller's promise.
+        return unsafe { fast::<T, LOWEST>(root, need, request) };
+    }
+    // SAFETY: T7, by the caller's promise.
+    unsafe { search_with::<Portable, T, LOWEST>(root, need, request) }
 }
 
-impl Descent<'_> {
-    /// `lo` is the end of the last entry before the node.
-    ///
-    /// # Safety
-    ///
-    /// T7: the caller holds the writer of the node's tree; T2: it's at this height.
-    unsafe fn lowest<T: Record>(self, node: NodePtr, height: usize, lo: u64) -> Option<u64> {
+/// The body of [`search`].
+///
+/// # Safety
+///
+/// T7: the caller holds the writer of `root`'s tree; it isn't empty. `S` suits the processor.
+#[inline(always)]
+unsafe fn search_with<S: Search, T: Record, const LOWEST: bool>(
+    root: Root,
+    need: u64,
+    request: &GapRequest,
+) -> Option<u64> {
+    // The first entry that ends above it is the first, or the last, with a gap in the window.
+    let cut = if LOWEST {
+        request.window.start
+    } else {
+        request.window.end.saturating_sub(1)
+    };
+    let cut = cut.min(MAX_END);
+    let (mut node, mut height, mut lo) = (root.node(), root.height(), 0);
+    // The nearest child beside the way that has a fit: its parent, index, and what is below the parent.
+    let mut beside = None;
+    let here = loop {
         if height == 0 {
             prefetch(node, 0..SLOT_LINES.end);
             // SAFETY: T7, T2.
             let leaf: &Leaf<T> = unsafe { leaf(node) };
-            return gaps(leaf, lo).find_map(|gap| self.request.low(self.need, gap));
+            let i = S::first_above(&leaf.ends, cut);
+            let side = if LOWEST {
+                u32::MAX << i
+            } else {
+                !(u32::MAX << i << 1)
+            };
+            break in_leaf::<T, LOWEST>(leaf, lo, side, need, request);
         }
         prefetch(node, 0..CHILD_LINES.end);
         // SAFETY: T7, T2.
         let inner = unsafe { inner(node) };
         // SAFETY: T7: the writer is the caller's.
-        let mut candidates = at_least(unsafe { inner.gaps() }, self.need);
-        let window = &self.request.window;
-        if window.start > lo {
-            // The children before end at or below the window's start, and their gaps do, too.
-            candidates &= u32::MAX << first_above(&inner.pivots, window.start.min(MAX_END));
+        let fits = S::at_least(unsafe { inner.gaps() }, need);
+        let i = S::first_above(&inner.pivots, cut);
+        let side = if LOWEST {
+            fits & u32::MAX << i << 1
+        } else {
+            fits & !(u32::MAX << i)
+        };
+        height -= 1;
+        if side != 0 {
+            beside = Some((inner, nearest::<LOWEST>(side), lo, height));
         }
-        while candidates != 0 {
-            let i = candidates.trailing_zeros() as usize;
-            candidates &= candidates - 1;
-            let lo = below(inner, i, lo);
-            if lo >= window.end {
-                return None;
-            }
-            // SAFETY: T7, by the caller's promise.
-            let found = unsafe { self.lowest::<T>(inner.child(i), height - 1, lo) };
-            if found.is_some() {
-                return found;
-            }
+        if fits >> i & 1 == 0 {
+            break None;
         }
-        None
+        lo = below(inner, i, lo);
+        node = inner.child(i);
+    };
+    if here.is_some() {
+        return here;
     }
-
-    /// As [`lowest`](Self::lowest); the node's last entry ends at or below `hi`.
-    ///
-    /// # Safety
-    ///
-    /// As for [`lowest`](Self::lowest).
-    unsafe fn highest<T: Record>(
-        self,
-        node: NodePtr,
-        height: usize,
-        lo: u64,
-        hi: u64,
-    ) -> Option<u64> {
+    let (mut inner, mut i, mut lo, mut height) = beside?;
+    loop {
+        lo = below(inner, i, lo);
+        node = inner.child(i);
         if height == 0 {
-            prefetch(node, 0..SLOT_LINES.end);
-            // SAFETY: T7, T2.
-            let leaf: &Leaf<T> = unsafe { leaf(node) };
-            let high = |gap| self.request.high(self.need, gap);
-            return gaps(leaf, lo).rev().find_map(high);
+            break;
         }
+        height -= 1;
         prefetch(node, 0..CHILD_LINES.end);
         // SAFETY: T7, T2.
-        let inner = unsafe { inner(node) };
+        inner = unsafe { super::node::inner(node) };
         // SAFETY: T7: the writer is the caller's.
-        let mut candidates = at_least(unsafe { inner.gaps() }, self.need);
-        let window = &self.request.window;
-        if window.end < hi {
-            // The first entry that ends above the window's last byte is the last with a gap within.
-            let last = first_above(&inner.pivots, window.end.saturating_sub(1));
-            candidates &= !(u32::MAX << last << 1);
+        let fits = S::at_least(unsafe { inner.gaps() }, need);
+        if fits == 0 {
+            return None;
         }
-        while candidates != 0 {
-            let i = candidates.ilog2() as usize;
-            candidates &= !(1 << i);
-            let hi = hi.min(inner.pivots[i]);
-            if hi <= window.start {
-                return None;
-            }
-            let lo = below(inner, i, lo);
-            // SAFETY: T7, by the caller's promise.
-            let found = unsafe { self.highest::<T>(inner.child(i), height - 1, lo, hi) };
-            if found.is_some() {
-                return found;
-            }
+        i = nearest::<LOWEST>(fits);
+    }
+    prefetch(node, 0..SLOT_LINES.end);
+    // SAFETY: T7, T2.
+    let leaf: &Leaf<T> = unsafe { leaf(node) };
+    in_leaf::<T, LOWEST>(leaf, lo, u32::MAX, need, request)
+}
+
+/// The fit below one of those entries of a leaf whose bit is set; `lo` is the end of the last entry before the leaf.
+#[inline(always)]
+fn in_leaf<T: Record, const LOWEST: bool>(
+    leaf: &Leaf<T>,
+    lo: u64,
+    entries: u32,
+    need: u64,
+    request: &GapRequest,
+) -> Option<u64> {
+    let mut fits = entries & fits_in(leaf, lo, need);
+    while fits != 0 {
+        let i = nearest::<LOWEST>(fits);
+        fits &= !(1 << i);
+        let start = if i == 0 { lo } else { leaf.ends[i - 1] };
+        let gap = start..leaf.gap_end(i);
+        let found = if LOWEST {
+            request.low(need, gap)
+        } else {
+            request.high(need, gap)
+        };
+        if found.is_some() {
+            return found;
         }
-        None
+    }
+    None
+}
+
+/// The entries of a leaf with a gap of at least `need` below them, but for start gaps. All are looked at, without a branch: which one
+/// it will be can't be predicted.
+#[inline(always)]
+fn fits_in<T: Record>(leaf: &Leaf<T>, lo: u64, need: u64) -> u32 {
+    let mut fits = 0;
+    let mut start = lo;
+    for (i, (slot, end)) in leaf.slots.iter().zip(&leaf.ends).enumerate() {
+        fits |= u32::from(slot.start.wrapping_sub(start) >= need) << i;
+        start = *end;
+    }
+    fits & !(u32::MAX << leaf.len())
+}
+
+/// The first of a set, or the last.
+#[inline(always)]
+fn nearest<const LOWEST: bool>(set: u32) -> usize {
+    if LOWEST {
+        set.trailing_zeros() as usize
+    } else {
+        set.ilog2() as usize
     }
 }
 
 /// End of the last entry before child `i`; `lo` is that before the node.
 fn below(inner: &Inner, i: usize, lo: u64) -> u64 {
     if i == 0 { lo } else { inner.pivots[i - 1] }
-}
-
-/// The usable gaps below the entries of a leaf, in ascending order.
-fn gaps<T: Record>(leaf: &Leaf<T>, lo: u64) -> impl DoubleEndedIterator<Item = Range<u64>> {
-    (0..leaf.len().min(LEAF_CAP)).map(move |i| {
-        let start = if i == 0 { lo } else { leaf.ends[i - 1] };
-        start..leaf.gap_end(i)
-    })
 }
 
 /// Computes anew the gaps on the way to the first entry that ends above `key`.

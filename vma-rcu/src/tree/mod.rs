@@ -422,6 +422,7 @@ impl<'a, T: Record> View<'a, T> {
     }
 
     /// [`find_prev`](Self::find_prev) and [`find_next`](Self::find_next) at the cost of one of them.
+    #[inline]
     pub fn neighbours(self, addr: u64) -> (Option<Entry<'a, T>>, Option<Entry<'a, T>>) {
         // SAFETY: T7: the writer is borrowed for 'a.
         unsafe { read::neighbours(self.root(), addr) }

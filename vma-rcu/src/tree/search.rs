@@ -57,16 +57,6 @@ pub(super) fn first_above(keys: &[u64; LANES], key: u64) -> usize {
     Portable::first_above(keys, key)
 }
 
-/// [`Search::at_least`] for callers that aren't compiled per kind of search.
-#[inline]
-pub(super) fn at_least(values: &[u64; LANES], least: u64) -> u32 {
-    #[cfg(all(target_arch = "x86_64", not(any(test, loom, small_nodes))))]
-    if available() {
-        return Avx2::at_least(values, least);
-    }
-    Portable::at_least(values, least)
-}
-
 #[cfg(all(target_arch = "x86_64", not(any(test, loom, small_nodes))))]
 pub(super) use avx2::{Avx2, available};
 

@@ -1,20 +1,25 @@
 //! Memory for objects of one size, cut from blocks.
 //!
-//! One allocation serves a block of objects, which is what makes a bulk build and the growth of a tree cheap, and
-//! nodes lie beside nodes, so that a descent touches few pages. A block goes back to the allocator when all of its objects
+//! One allocation serves a chunk of blocks of objects, which is what makes a bulk build and the growth of a tree cheap, and
+//! nodes lie beside nodes, so that a descent touches few pages. A chunk goes back to the allocator when all of its objects
 //! have come back. Objects are handed out and taken back many at a time or one by one, by whoever holds the slab
 //! exclusively.
 //!
 //! ```text
+//! chunk   block | block | ...       1 to 4, the more the slab has already
 //! block   header (one line) | colour (0 to 5 lines) | object | object | ...
 //! ```
 //!
-//! The colour differs from block to block: else the same line of every node would fall into the same half of the cache's sets.
+//! Why chunks: in a heap that has been used an aligned allocation costs microseconds, whatever its size, which is as much as
+//! to fill a block. Why small ones first: a small tree should take little memory.
 //!
-//! A block's address is a multiple of [`BLOCK`], so that an object finds its header; it is a little smaller than
-//! that, so that an allocator which puts a header before what it gives can lay blocks end to end.
+//! The colour of large objects' blocks differs from block to block: else the same line of every node would fall into the same half of
+//! the cache's sets.
+//!
+//! A block's address is a multiple of [`BLOCK`], so that an object finds its header; a chunk is a little smaller than
+//! that, so that an allocator which puts a header before what it gives can lay chunks end to end.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::alloc::{Layout, alloc, dealloc};
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 
@@ -22,27 +27,46 @@ use crate::alloc::{free_memory, try_zeroed};
 
 /// Alignment of a block in bytes.
 const BLOCK: usize = 8192;
-/// Size of a block in bytes.
+/// What a block can use of it.
 const BYTES: usize = BLOCK - 64;
-const LAYOUT: Layout = match Layout::from_size_align(BYTES, BLOCK) {
-    Ok(layout) => layout,
-    Err(_) => panic!("the alignment is a power of two"),
+/// Blocks of a chunk, at most.
+const MOST: usize = 4;
+/// A slab grows by this part of itself: what a tree takes too much stays in proportion to it.
+const GROWTH: usize = 2;
+
+/// Layouts of chunks of 1, 2, ... blocks.
+const LAYOUTS: [Layout; MOST] = {
+    let mut layouts = [Layout::new::<Header>(); MOST];
+    let mut i = 0;
+    while i < MOST {
+        layouts[i] = match Layout::from_size_align(i * BLOCK + BYTES, BLOCK) {
+            Ok(layout) => layout,
+            Err(_) => panic!("the alignment is a power of two"),
+        };
+        i += 1;
+    }
+    layouts
 };
 
 /// A cache line in bytes.
 const LINE: usize = 64;
-/// Where the objects of a block may begin, in lines after the header.
-const COLOURS: usize = 6;
 
 /// At the start of a block.
 #[repr(C, align(64))]
 struct Header {
     /// Objects that are here.
     count: usize,
+    /// A list of them. None in a whole block: its objects have never been handed out.
     first: *mut Free,
-    /// Neighbours in the list of blocks with an object here.
+    /// Neighbours in the list that the block is in.
     previous: *mut Header,
     next: *mut Header,
+    /// The first block of the chunk.
+    chunk: *mut Header,
+    /// In the first block: blocks of the chunk.
+    blocks: usize,
+    /// In the first block: blocks of the chunk all of whose objects are here.
+    whole: usize,
 }
 
 /// What an object holds while it is here.
@@ -52,8 +76,12 @@ struct Free {
 
 /// Objects of a `V`'s size and alignment, without content.
 pub(super) struct Slab<V> {
-    /// A block with at least one object here, the first of a list.
+    /// Blocks with some objects here and some not, the first of a list.
     partial: *mut Header,
+    /// Blocks with all objects here, likewise.
+    whole: *mut Header,
+    /// Blocks in all.
+    blocks: usize,
     marker: PhantomData<V>,
 }
 
@@ -61,9 +89,12 @@ pub(super) struct Slab<V> {
 unsafe impl<V> Send for Slab<V> {}
 
 impl<V> Slab<V> {
+    /// Where the objects of a block may begin, in lines after the header. Small ones lie in all sets anyway.
+    const COLOURS: usize = if size_of::<V>() > 2 * LINE { 6 } else { 1 };
+
     /// Objects per block; none when they are too large or too strictly aligned: then each is an allocation.
     const COUNT: usize = {
-        let count = (BYTES - size_of::<Header>() - (COLOURS - 1) * LINE) / size_of::<V>();
+        let count = (BYTES - size_of::<Header>() - (Self::COLOURS - 1) * LINE) / size_of::<V>();
         let fits = align_of::<V>() <= align_of::<Header>() && size_of::<V>() >= size_of::<Free>();
         if fits && count >= 8 { count } else { 0 }
     };
@@ -72,6 +103,8 @@ impl<V> Slab<V> {
         const { assert!(size_of::<V>() > 0, "nothing to allocate") };
         Slab {
             partial: ptr::null_mut(),
+            whole: ptr::null_mut(),
+            blocks: 0,
             marker: PhantomData,
         }
     }
@@ -83,16 +116,23 @@ impl<V> Slab<V> {
         }
         if Self::COUNT == 0 {
             list.extend(try_zeroed::<V>());
-        } else if let Some(block) = NonNull::new(self.partial) {
-            self.empty(block, list);
-        } else {
-            Self::add_block(list);
+            return;
+        }
+        if let Some(block) = NonNull::new(self.partial) {
+            unlink(&mut self.partial, block);
+            Self::empty(block, list);
+            return;
+        }
+        if self.whole.is_null() {
+            self.add_chunk();
+        }
+        if let Some(block) = NonNull::new(self.whole) {
+            self.take_whole(block, list);
         }
     }
 
-    /// Everything that is in `block`.
-    fn empty(&mut self, block: NonNull<Header>, list: &mut Vec<NonNull<V>>) {
-        self.unlink(block);
+    /// Everything that is in `block`, which is in no list.
+    fn empty(block: NonNull<Header>, list: &mut Vec<NonNull<V>>) {
         let header = block.as_ptr();
         // SAFETY: a live block of ours.
         let mut free = unsafe { (*header).first };
@@ -107,21 +147,62 @@ impl<V> Slab<V> {
         unsafe { (*header).count = 0 };
     }
 
-    /// A new block, all of whose objects are handed out; the lowest address comes last.
-    #[cold]
-    fn add_block(list: &mut Vec<NonNull<V>>) {
-        // SAFETY: the layout has a size. Zero bytes are a header without objects.
-        let block = unsafe { alloc_zeroed(LAYOUT) };
-        if block.is_null() {
-            return;
+    /// All objects of a whole block.
+    fn take_whole(&mut self, block: NonNull<Header>, list: &mut Vec<NonNull<V>>) {
+        unlink(&mut self.whole, block);
+        let header = block.as_ptr();
+        // SAFETY: a live block of ours.
+        let chunk = unsafe { (*header).chunk };
+        // SAFETY: as above: the first block of its chunk.
+        unsafe { (*chunk).whole -= 1 };
+        // SAFETY: as above.
+        if unsafe { (*header).first }.is_null() {
+            Self::cut(block, list);
         }
-        let colour = block.addr() / BLOCK % COLOURS;
+        Self::empty(block, list);
+    }
+
+    /// The objects of a block that has never been used, zeroed; the lowest address comes last.
+    fn cut(block: NonNull<Header>, list: &mut Vec<NonNull<V>>) {
+        let colour = block.addr().get() / BLOCK % Self::COLOURS;
         let start = size_of::<Header>() + colour * LINE;
+        // SAFETY: within the block, by `COUNT`.
+        let first = unsafe { block.as_ptr().byte_add(start) }.cast::<V>();
+        // SAFETY: `COUNT` objects are within the block, and nobody uses them.
+        unsafe { first.write_bytes(0, Self::COUNT) };
         for i in (0..Self::COUNT).rev() {
-            // SAFETY: within the block, by `COUNT`.
-            let object = unsafe { block.add(start + i * size_of::<V>()) };
-            list.extend(NonNull::new(object.cast::<V>()));
+            // SAFETY: as above.
+            list.extend(NonNull::new(unsafe { first.add(i) }));
         }
+    }
+
+    /// A new chunk, all of whose blocks are whole, unless memory runs out.
+    #[cold]
+    fn add_chunk(&mut self) {
+        let blocks = (self.blocks / GROWTH).clamp(1, MOST);
+        // SAFETY: the layout has a size.
+        let chunk = unsafe { alloc(LAYOUTS[blocks - 1]) };
+        let Some(chunk) = NonNull::new(chunk.cast::<()>()) else {
+            return;
+        };
+        let chunk = chunk.cast::<Header>();
+        for i in (0..blocks).rev() {
+            // SAFETY: within the chunk.
+            let block = unsafe { chunk.byte_add(i * BLOCK) };
+            let header = Header {
+                count: Self::COUNT,
+                first: ptr::null_mut(),
+                previous: ptr::null_mut(),
+                next: ptr::null_mut(),
+                chunk: chunk.as_ptr(),
+                blocks,
+                whole: blocks,
+            };
+            // SAFETY: memory for a header, aligned as the chunk is, ours alone.
+            unsafe { block.write(header) };
+            link(&mut self.whole, block);
+        }
+        self.blocks += blocks;
     }
 
     /// Takes an object back.
@@ -154,45 +235,71 @@ impl<V> Slab<V> {
         unsafe { (*header).count = count };
         let block = NonNull::new(header).expect("a block isn't at address zero");
         if count == 1 {
-            self.link(block);
+            link(&mut self.partial, block);
         }
         if count == Self::COUNT {
-            self.unlink(block);
-            // SAFETY: allocated with this layout, and nothing of it is in use.
-            unsafe { dealloc(header.cast(), LAYOUT) };
+            unlink(&mut self.partial, block);
+            link(&mut self.whole, block);
+            self.give_whole(block);
         }
     }
 
-    /// Puts a block in front of the list.
-    fn link(&mut self, block: NonNull<Header>) {
-        let header = block.as_ptr();
+    /// A block has become whole: its chunk may have.
+    fn give_whole(&mut self, block: NonNull<Header>) {
         // SAFETY: a live block of ours.
-        unsafe { (*header).previous = ptr::null_mut() };
+        let chunk = unsafe { (*block.as_ptr()).chunk };
         // SAFETY: as above.
-        unsafe { (*header).next = self.partial };
-        if let Some(next) = NonNull::new(self.partial) {
-            // SAFETY: blocks in the list are live.
-            unsafe { (*next.as_ptr()).previous = header };
+        let blocks = unsafe { (*chunk).blocks };
+        // SAFETY: as above.
+        let whole = unsafe { (*chunk).whole } + 1;
+        // SAFETY: as above.
+        unsafe { (*chunk).whole = whole };
+        if whole < blocks {
+            return;
         }
-        self.partial = header;
+        for i in 0..blocks {
+            // SAFETY: within the chunk.
+            let block = unsafe { chunk.byte_add(i * BLOCK) };
+            unlink(
+                &mut self.whole,
+                NonNull::new(block).expect("a block isn't at address zero"),
+            );
+        }
+        self.blocks -= blocks;
+        // SAFETY: allocated with this layout, and nothing of it is in use.
+        unsafe { dealloc(chunk.cast(), LAYOUTS[blocks - 1]) };
     }
+}
 
-    /// Takes a block out of the list.
-    fn unlink(&mut self, block: NonNull<Header>) {
-        let header = block.as_ptr();
-        // SAFETY: a live block of ours.
-        let previous = unsafe { (*header).previous };
+/// Puts a block in front of a list.
+fn link(list: &mut *mut Header, block: NonNull<Header>) {
+    let header = block.as_ptr();
+    // SAFETY: a live block of ours.
+    unsafe { (*header).previous = ptr::null_mut() };
+    // SAFETY: as above.
+    unsafe { (*header).next = *list };
+    if let Some(next) = NonNull::new(*list) {
+        // SAFETY: blocks in the list are live.
+        unsafe { (*next.as_ptr()).previous = header };
+    }
+    *list = header;
+}
+
+/// Takes a block out of the list that it's in.
+fn unlink(list: &mut *mut Header, block: NonNull<Header>) {
+    let header = block.as_ptr();
+    // SAFETY: a live block of ours.
+    let previous = unsafe { (*header).previous };
+    // SAFETY: as above.
+    let next = unsafe { (*header).next };
+    if let Some(next) = NonNull::new(next) {
+        // SAFETY: blocks in the list are live.
+        unsafe { (*next.as_ptr()).previous = previous };
+    }
+    match NonNull::new(previous) {
         // SAFETY: as above.
-        let next = unsafe { (*header).next };
-        if let Some(next) = NonNull::new(next) {
-            // SAFETY: blocks in the list are live.
-            unsafe { (*next.as_ptr()).previous = previous };
-        }
-        match NonNull::new(previous) {
-            // SAFETY: as above.
-            Some(previous) => unsafe { (*previous.as_ptr()).next = next },
-            None => self.partial = next,
-        }
+        Some(previous) => unsafe { (*previous.as_ptr()).next = next },
+        None => *list = next,
     }
 }
 
@@ -238,7 +345,8 @@ mod tests {
             // SAFETY: from `take`, never used.
             unsafe { slab.give(object) };
         }
-        assert!(slab.partial.is_null(), "every block went back");
+        assert!(slab.partial.is_null() && slab.whole.is_null());
+        assert_eq!(slab.blocks, 0, "every block went back");
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::vma::{Extras, Vma, same_hooks};
 
 impl Draft<'_> {
     /// Puts a VMA into a free range, alone.
-    #[inline]
+    #[inline(always)]
     pub(in crate::space) fn insert(&mut self, start: u64, end: u64, vma: Vma) {
         self.account(start, end, &vma);
         self.add_window(start, end, one(start, end, vma));
@@ -35,23 +35,23 @@ impl Draft<'_> {
     ) -> (Merge, VmRange) {
         let prev = self.prev(start).filter(|prev| prev.end == start);
         let next = self.next(start).filter(|next| next.start == end);
-        if prev.is_none() && next.is_none() {
-            // Nothing touches: there is nothing to decide.
-            self.insert(start, end, vma);
-            return (Merge::Alone, VmRange::new(start, end));
-        }
-        let proposal = Proposal {
-            start,
-            end,
-            flags: vma.flags(),
-            file: vma.file(),
-            extras: vma.extras(),
-            pgoff: vma.pgoff(),
-            anon: vma.anon(),
-            chain,
-            kind,
+        let merge = if prev.is_none() && next.is_none() {
+            // Nothing touches.
+            Merge::Alone
+        } else {
+            let proposal = Proposal {
+                start,
+                end,
+                flags: vma.flags(),
+                file: vma.file(),
+                extras: vma.extras(),
+                pgoff: vma.pgoff(),
+                anon: vma.anon(),
+                chain,
+                kind,
+            };
+            decide(&proposal, prev, next)
         };
-        let merge = decide(&proposal, prev, next);
         let (from, piece) = match (merge, prev, next) {
             (Merge::Left, Some(prev), _) => (
                 (prev.start, end),
@@ -88,7 +88,7 @@ impl Draft<'_> {
     }
 
     /// Removes everything in a range; VMAs that reach out of it were split before.
-    #[inline]
+    #[inline(always)]
     pub(in crate::space) fn remove(&mut self, start: u64, end: u64) {
         let mut from = u64::MAX;
         let mut to = start;
@@ -114,7 +114,7 @@ impl Draft<'_> {
     }
 
     /// Takes the first VMA in the range out of the totals, and returns where it lies.
-    #[inline]
+    #[inline(always)]
     fn take_account(&mut self, start: u64, end: u64) -> Option<(u64, u64)> {
         let vma = self.first_in(start, end)?;
         let (vma_start, vma_end, flags) = (vma.start, vma.end, vma.flags());
