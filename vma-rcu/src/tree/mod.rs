@@ -44,6 +44,7 @@
 mod build;
 mod check;
 mod gap;
+mod lanes;
 mod lock;
 mod node;
 mod pool;

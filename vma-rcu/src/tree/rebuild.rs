@@ -18,7 +18,7 @@ use super::node::{
 };
 use super::pool::Pool;
 use super::repack::{minimum, share};
-use super::scratch::{Item, NoMemory, Scratch, push, reserve};
+use super::scratch::{Item, NoMemory, Removed, Scratch, push, reserve};
 use super::search::first_above;
 use super::write::{Edit, New};
 use super::{EditError, Record};
@@ -73,6 +73,7 @@ pub(super) struct Rebuild<'t, T> {
 
 impl<T: Record> Rebuild<'_, T> {
     /// Fills the scratch with what `edits` (sorted, disjoint) do to the tree.
+    #[inline(always)]
     pub(super) fn run(&mut self, root: Root, edits: &[Edit]) -> Result<(), EditError> {
         if let [edit] = edits
             && self.within_leaf(root, edit)?
@@ -82,6 +83,7 @@ impl<T: Record> Rebuild<'_, T> {
         self.anywhere(root, edits)
     }
 
+    #[inline(never)]
     fn anywhere(&mut self, root: Root, edits: &[Edit]) -> Result<(), EditError> {
         let cover = Cover { lo: 0, hi: PAD };
         let height = root.height();
@@ -371,6 +373,18 @@ impl<T: Record> Rebuild<'_, T> {
             to += 1;
         }
         Ok((from, to))
+    }
+
+    /// Entry `i` of `leaf` goes.
+    fn remove(&mut self, leaf: &Leaf<T>, i: usize, edit: &Edit) -> Result<(), EditError> {
+        let Slot { start, record } = leaf.slots[i];
+        let end = leaf.ends[i];
+        if start < edit.lo || end > edit.hi {
+            let window = edit.lo..edit.hi;
+            return Err(EditError::Straddles { window, start, end });
+        }
+        push(&mut self.scratch.removed, Removed { start, end, record })?;
+        Ok(())
     }
 
     /// Makes as many leaves of `parts` as they need.
