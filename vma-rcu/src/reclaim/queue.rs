@@ -288,6 +288,23 @@ impl Producer {
         self.produced += 1;
     }
 
+    /// Appends words; `reserve` must have made room.
+    #[inline]
+    pub(crate) fn push_all(&mut self, words: impl ExactSizeIterator<Item = *mut ()>) {
+        let end = self.used + words.len();
+        if end > SEGMENT {
+            words.for_each(|word| self.push(word));
+            return;
+        }
+        self.produced += words.len() as u64;
+        // SAFETY: R3. As in `push`.
+        let slots = &unsafe { self.tail.as_ref() }.slots[self.used..end];
+        for (slot, word) in slots.iter().zip(words) {
+            slot.store(word, Ordering::Relaxed);
+        }
+        self.used = end;
+    }
+
     #[cold]
     fn next_segment(&mut self) {
         let next = self.spare.pop().expect("room was reserved");

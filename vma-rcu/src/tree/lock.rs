@@ -22,6 +22,7 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use super::node::{RecordMemory, Root};
+use super::scratch::Removed;
 use super::{RangeTree, Record, Writer, read};
 use crate::reclaim::Guard;
 use crate::sync::atomic::{AtomicU32, Ordering};
@@ -69,9 +70,11 @@ impl LockWord {
         self.0.fetch_sub(1, order) == CLOSED | 1
     }
 
-    /// No reader comes in from here on; whether none is in.
-    fn close(&self) -> bool {
-        self.0.fetch_or(CLOSED, Ordering::Acquire) & !CLOSED == 0
+    /// No reader comes in from here on; how many are in. The word is open: only its tree's one writer closes it.
+    fn close(&self) -> u32 {
+        // An addition, because a processor does it at once and hands the old value back; an `or` with that would be
+        // a loop.
+        self.0.fetch_add(CLOSED, Ordering::Acquire)
     }
 
     fn is_empty(&self) -> bool {
@@ -216,26 +219,26 @@ impl<T: Record> RangeTree<T> {
     #[inline]
     pub(super) unsafe fn exclude(
         &self,
-        records: &(impl Iterator<Item = *mut T> + Clone),
+        removed: &[Removed<T>],
         wait: Wait<'_>,
     ) -> Result<(), GaveUp> {
-        let word = |record: *mut T| {
-            let record = record.cast::<RecordMemory<T>>();
+        let word = |removed: &Removed<T>| {
+            let record = removed.record.cast::<RecordMemory<T>>();
             // SAFETY: by the caller's promise.
             &unsafe { &*record }.lock
         };
-        let mut empty = true;
-        for record in records.clone() {
-            empty &= word(record).close();
+        let mut readers = 0;
+        for removed in removed {
+            readers |= word(removed).close();
         }
-        if empty || planted("no_exclusion") {
+        if readers == 0 || planted("no_exclusion") {
             return Ok(());
         }
-        let is_empty = || records.clone().all(|record| word(record).is_empty());
+        let is_empty = || removed.iter().all(|removed| word(removed).is_empty());
         let result = self.wait_for_readers(is_empty, wait);
         if result.is_err() {
-            for record in records.clone() {
-                word(record).reopen();
+            for removed in removed {
+                word(removed).reopen();
             }
         }
         result

@@ -18,7 +18,7 @@ use super::node::{
 };
 use super::pool::Pool;
 use super::repack::{minimum, share};
-use super::scratch::{Item, NoMemory, Removed, Scratch, push, reserve};
+use super::scratch::{Item, NoMemory, Removed, Scratch, push};
 use super::search::first_above;
 use super::write::{Edit, New};
 use super::{EditError, Record};
@@ -393,7 +393,7 @@ impl<T: Record> Rebuild<'_, T> {
         parts: &[Part<'_, T>],
         total: usize,
         mut lo: u64,
-    ) -> Result<(), EditError> {
+    ) -> Result<(), NoMemory> {
         let count = total.div_ceil(LEAF_CAP);
         let mut parts = parts.iter();
         let mut part = parts.next();
@@ -428,20 +428,27 @@ impl<T: Record> Rebuild<'_, T> {
 
     /// Memory for a leaf that will have `len` entries.
     #[inline(always)]
-    pub(super) fn new_leaf(&mut self, len: usize) -> Result<NonNull<Leaf<T>>, EditError> {
-        reserve(&mut self.scratch.made, 1)?;
-        let node = self.pool.leaf().ok_or(EditError::OutOfMemory)?;
-        self.scratch.made.push((node.cast(), len));
+    pub(super) fn new_leaf(&mut self, len: usize) -> Result<NonNull<Leaf<T>>, NoMemory> {
+        let node = self.pool.leaf().ok_or(NoMemory)?;
+        self.note_made(node.cast(), len)?;
         Ok(node)
     }
 
     /// Memory for an inner node that will have `len` children.
     #[inline]
-    pub(super) fn new_inner(&mut self, len: usize) -> Result<NonNull<Inner>, EditError> {
-        reserve(&mut self.scratch.made, 1)?;
-        let node = self.pool.inner().ok_or(EditError::OutOfMemory)?;
-        self.scratch.made.push((node.cast(), len));
+    pub(super) fn new_inner(&mut self, len: usize) -> Result<NonNull<Inner>, NoMemory> {
+        let node = self.pool.inner().ok_or(NoMemory)?;
+        self.note_made(node.cast(), len)?;
         Ok(node)
+    }
+
+    #[inline(always)]
+    fn note_made(&mut self, node: NonNull<()>, len: usize) -> Result<(), NoMemory> {
+        let pushed = push(&mut self.scratch.made, (node, len));
+        if pushed.is_err() {
+            self.pool.give_node(node);
+        }
+        pushed
     }
 
     /// A leaf is complete: an item of it.
@@ -452,14 +459,14 @@ impl<T: Record> Rebuild<'_, T> {
         len: usize,
         last: u64,
         gap: u64,
-    ) -> Result<(), EditError> {
+    ) -> Result<(), NoMemory> {
         let item = Item {
             node: node.cast(),
             last,
             gap,
             fresh: Some(len),
         };
-        Ok(push(&mut self.scratch.items, item)?)
+        push(&mut self.scratch.items, item)
     }
 
     /// Copies `count` entries of `source` from its entry `skip` on to entry `at` of `out`.

@@ -42,6 +42,10 @@ pub(super) struct Scratch<T> {
     pub(super) slot: Option<NonNull<AtomicPtr<()>>>,
     /// What to publish; `None`: nothing changes.
     pub(super) value: Option<NodePtr>,
+    /// Entries that come in.
+    pub(super) added: usize,
+    /// End of the last entry afterwards, where it is known.
+    pub(super) last_end: Option<u64>,
     /// The new root is a node that the old one led to.
     pub(super) shared_root: bool,
     /// The way down to the leaf, for edits within one.
@@ -59,6 +63,8 @@ impl<T> Scratch<T> {
             refresh: Vec::new(),
             slot: None,
             value: None,
+            added: 0,
+            last_end: None,
             shared_root: false,
             path: [(NonNull::dangling(), 0); MAX_HEIGHT],
             items: Vec::new(),

@@ -10,6 +10,7 @@
 use std::ops::Range;
 use std::ptr::NonNull;
 
+use super::Record;
 use super::lanes::Lanes;
 use super::node::{
     CHILD_LINES, ChildWriter, FANOUT, LEAF_CAP, LEAF_MIN, Leaf, MAX_HEIGHT, NodePtr, PAD, Root,
@@ -20,7 +21,6 @@ use super::rebuild::{Part, Rebuild};
 use super::scratch::{NoMemory, Removed, push, reserve};
 use super::search::{Portable, Search, prefetch};
 use super::write::{Edit, New};
-use super::{EditError, Record};
 
 /// Where the way down, which is in the scratch, has led.
 struct Target<'t, T> {
@@ -36,7 +36,7 @@ struct Target<'t, T> {
 impl<T: Record> Rebuild<'_, T> {
     /// Does the edit if it is of this kind; false if it isn't, with nothing done.
     #[inline(always)]
-    pub(super) fn within_leaf(&mut self, root: Root, edit: &Edit) -> Result<bool, EditError> {
+    pub(super) fn within_leaf(&mut self, root: Root, edit: &Edit) -> Result<bool, NoMemory> {
         #[cfg(all(target_arch = "x86_64", not(any(test, loom, small_nodes))))]
         if super::search::available() {
             #[cfg_attr(not(target_feature = "avx2"), target_feature(enable = "avx2,popcnt"))]
@@ -44,7 +44,7 @@ impl<T: Record> Rebuild<'_, T> {
                 rebuild: &mut Rebuild<'_, T>,
                 root: Root,
                 edit: &Edit,
-            ) -> Result<bool, EditError> {
+            ) -> Result<bool, NoMemory> {
                 rebuild.within_leaf_by::<super::search::Avx2>(root, edit)
             }
             #[cfg_attr(
@@ -58,7 +58,7 @@ impl<T: Record> Rebuild<'_, T> {
     }
 
     #[inline(always)]
-    fn within_leaf_by<S: Lanes>(&mut self, root: Root, edit: &Edit) -> Result<bool, EditError> {
+    fn within_leaf_by<S: Lanes>(&mut self, root: Root, edit: &Edit) -> Result<bool, NoMemory> {
         let Some(target) = self.path_to::<S>(root, edit) else {
             return Ok(false);
         };
@@ -110,7 +110,7 @@ impl<T: Record> Rebuild<'_, T> {
         removed: Range<usize>,
         edit: &Edit,
         new_len: usize,
-    ) -> Result<(), EditError> {
+    ) -> Result<(), NoMemory> {
         let parts = [
             Part::Old(target.leaf, 0, removed.start),
             Part::New(edit.first, edit.first + edit.count),
@@ -144,7 +144,7 @@ impl<T: Record> Rebuild<'_, T> {
     /// Puts the leaves that take the old one's place, which are on the item stack, into a new parent. `lo` is the
     /// end of the last entry before them.
     #[inline(never)]
-    fn with_parent<S: Lanes>(&mut self, root: Root, lo: u64) -> Result<(), EditError> {
+    fn with_parent<S: Lanes>(&mut self, root: Root, lo: u64) -> Result<(), NoMemory> {
         let level = root.height() - 1;
         let node = match level.checked_sub(1).map(|up| self.scratch.path[up]) {
             // SAFETY: T7: the writer is ours; T2: on the way down.
@@ -250,7 +250,7 @@ impl<T: Record> Rebuild<'_, T> {
         levels: usize,
         node: NonNull<()>,
         gap: u64,
-    ) -> Result<(), EditError> {
+    ) -> Result<(), NoMemory> {
         let Some(parent) = levels.checked_sub(1) else {
             self.scratch.value = Some(Root::new(node, root.height()).0);
             return Ok(());

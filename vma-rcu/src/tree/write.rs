@@ -106,22 +106,24 @@ impl<T: Record> Writer<T> {
     }
 
     /// Allocates the record of a new entry.
-    fn adopt(&mut self, range: Range<u64>, value: T) -> Result<(), EditError> {
-        self.news
-            .try_reserve(1)
-            .map_err(|_| EditError::OutOfMemory)?;
+    #[inline]
+    fn adopt(&mut self, range: &Range<u64>, value: T) -> Result<(), EditError> {
         let start_gap = value.start_gap();
-        let record = self
-            .pool
-            .record(value, start_gap)
-            .map_err(|_| EditError::OutOfMemory)?;
-        self.news.push(New {
+        let Ok(record) = self.pool.record(value, start_gap) else {
+            return Err(EditError::OutOfMemory);
+        };
+        let new = New {
             start: range.start,
             end: range.end,
             record,
             guarded: start_gap > 0,
-        });
-        Ok(())
+        };
+        let pushed = push(&mut self.news, new);
+        if pushed.is_err() {
+            // SAFETY: R1: never published, ours alone, and in no list.
+            unsafe { self.pool.drop_record(record.as_ptr()) };
+        }
+        Ok(pushed?)
     }
 
     /// Drops the new entries from index `keep` on, all of them even if a destructor panics.
@@ -144,15 +146,6 @@ impl<T: Record> Writer<T> {
             keep_first(&mut first, result.err());
         }
         first
-    }
-
-    /// Drops new entries that belong to no edit: the iterator of an earlier `splice` panicked.
-    #[inline]
-    fn forget_strays(&mut self) {
-        let noted = self.edits.last().map_or(0, |edit| edit.first + edit.count);
-        if noted < self.news.len() {
-            self.disown(noted);
-        }
     }
 
     /// Undoes whatever stage a transaction has reached short of its commit; finishes one that reached
@@ -187,23 +180,48 @@ impl<T: Record> Writer<T> {
     }
 
     /// Hands over what the commit took out. The list has room: `prepare` saw to it.
+    #[inline]
     fn retire(&mut self) {
-        let nodes = self.scratch.dead.len();
-        let records = self.scratch.removed.len();
-        for word in &self.scratch.dead {
-            self.producer.push(*word);
-        }
-        for removed in &self.scratch.removed {
-            self.producer.push(record_word(removed.record));
-        }
-        if nodes + records > 0 {
-            let bytes = nodes * node_bytes::<T>() + records * record_bytes::<T>();
+        let Scratch { dead, removed, .. } = &self.scratch;
+        let bytes = dead.len() * node_bytes::<T>() + removed.len() * record_bytes::<T>();
+        let count = dead.len() + removed.len();
+        if count > 0 {
+            self.producer.push_all(dead.iter().copied());
+            let records = removed.iter().map(|removed| record_word(removed.record));
+            self.producer.push_all(records);
             self.producer.publish(self.pool.queue(), bytes);
         }
         self.scratch.clear();
         let grown = self.news.capacity().max(self.scratch.capacity());
-        if nodes + records > KEEP || grown > KEEP {
+        if count.max(grown) > KEEP {
             self.trim();
+        }
+    }
+}
+
+/// Drops what a `splice` has adopted, unless it comes to its end.
+struct Adopted<'w, T: Record> {
+    writer: &'w mut Writer<T>,
+    /// Index of its first new entry.
+    first: usize,
+}
+
+impl<T: Record> Drop for Adopted<'_, T> {
+    #[cold]
+    fn drop(&mut self) {
+        let panic = self.writer.try_disown(self.first);
+        rethrow(panic);
+    }
+}
+
+/// Goes on with a destructor's panic, unless there is one under way already.
+fn rethrow(panic: Option<Panic>) {
+    if let Some(panic) = panic {
+        if std::thread::panicking() {
+            // What it carries isn't dropped: its destructor could panic as well.
+            std::mem::forget(panic);
+        } else {
+            resume_unwind(panic);
         }
     }
 }
@@ -271,23 +289,17 @@ impl<'a, T: Record> Transaction<'a, T> {
     ) -> Result<(), EditError> {
         check(&window)?;
         let writer = &mut *self.session.writer;
-        writer.forget_strays();
         let first = writer.news.len();
+        let adopted = Adopted { writer, first };
+        let writer = &mut *adopted.writer;
         let mut floor = window.start;
-        let mut result = Ok(());
         for (range, value) in entries {
-            let fits = range.start >= floor && range.end <= window.end;
-            result = check(&range).and_then(|()| {
-                if fits {
-                    floor = range.end;
-                    writer.adopt(range, value)
-                } else {
-                    Err(EditError::OutOfOrder { range })
-                }
-            });
-            if result.is_err() {
-                break;
+            if range.start < floor || range.start >= range.end || range.end > window.end {
+                check(&range)?;
+                return Err(EditError::OutOfOrder { range });
             }
+            floor = range.end;
+            writer.adopt(&range, value)?;
         }
         let edit = Edit {
             lo: window.start,
@@ -295,11 +307,9 @@ impl<'a, T: Record> Transaction<'a, T> {
             first,
             count: writer.news.len() - first,
         };
-        let result = result.and_then(|()| Ok(push(&mut writer.edits, edit)?));
-        if result.is_err() {
-            writer.disown(first);
-        }
-        result
+        push(&mut writer.edits, edit)?;
+        std::mem::forget(adopted);
+        Ok(())
     }
 
     /// Bulk build: `entries` for an empty tree.
@@ -308,14 +318,12 @@ impl<'a, T: Record> Transaction<'a, T> {
         entries: impl IntoIterator<Item = (Range<u64>, T)>,
     ) -> Result<Prepared<'a, T>, EditError> {
         let session = self.session;
-        session.writer.forget_strays();
         let (mut rebuild, _) = rebuild(session.tree, session.writer);
         let (added, last_end) = rebuild.bulk(entries)?;
-        let totals = Totals {
-            added,
-            last_end: Some(last_end),
-        };
-        Ok(Prepared { session, totals })
+        let scratch = &mut session.writer.scratch;
+        scratch.added = added;
+        scratch.last_end = Some(last_end);
+        Ok(Prepared { session })
     }
 
     /// Does everything that can fail. Nothing is visible yet.
@@ -326,15 +334,15 @@ impl<'a, T: Record> Transaction<'a, T> {
     /// tree lies across the border of a window, [`EditError::OutOfMemory`]. The tree is then as it was.
     pub fn prepare(self) -> Result<Prepared<'a, T>, EditError> {
         let mut session = self.session;
-        let totals = session.prepare()?;
-        Ok(Prepared { session, totals })
+        session.prepare()?;
+        Ok(Prepared { session })
     }
 }
 
 impl<T: Record> Session<'_, T> {
-    fn prepare(&mut self) -> Result<Totals, EditError> {
+    #[inline(always)]
+    fn prepare(&mut self) -> Result<(), EditError> {
         let writer = &mut *self.writer;
-        writer.forget_strays();
         if writer.edits.len() > 1 {
             writer.edits.sort_unstable_by_key(|edit| edit.lo);
             let overlap = writer.edits.array_windows().find(|[a, b]| a.hi > b.lo);
@@ -345,16 +353,17 @@ impl<T: Record> Session<'_, T> {
         }
         let (mut rebuild, edits) = rebuild(self.tree, writer);
         rebuild.run(self.tree.root(Ordering::Relaxed), edits)?;
-        let retired = writer.scratch.dead.len() + writer.scratch.removed.len();
-        let reserved = writer.producer.reserve(retired);
+        let scratch = &mut writer.scratch;
+        let reserved = writer
+            .producer
+            .reserve(scratch.dead.len() + scratch.removed.len());
         reserved.map_err(|()| EditError::OutOfMemory)?;
+        scratch.added = writer.news.len();
         let old_end = self.tree.last_end.load(Ordering::Relaxed);
-        let last = writer.edits.last();
-        Ok(Totals {
-            added: writer.news.len(),
-            // Nothing happens at the end of the last entry or beyond: it stays.
-            last_end: last.is_none_or(|edit| edit.hi < old_end).then_some(old_end),
-        })
+        // Nothing happens at the end of the last entry or beyond: it stays.
+        let stays = writer.edits.last().is_none_or(|edit| edit.hi < old_end);
+        scratch.last_end = stays.then_some(old_end);
+        Ok(())
     }
 }
 
@@ -386,14 +395,6 @@ impl<T: Record> fmt::Debug for Transaction<'_, T> {
 #[must_use = "nothing is visible before the commit"]
 pub struct Prepared<'a, T: Record> {
     session: Session<'a, T>,
-    totals: Totals,
-}
-
-/// What the commit makes of the tree's cached totals.
-struct Totals {
-    added: usize,
-    /// End of the last entry, where it is known.
-    last_end: Option<u64>,
 }
 
 impl<'a, T: Record> Prepared<'a, T> {
@@ -413,16 +414,11 @@ impl<'a, T: Record> Prepared<'a, T> {
     /// [`GaveUp`]: nothing has changed.
     #[inline]
     pub fn commit_with(self, wait: Wait<'_>) -> Result<Committed<'a, T>, GaveUp> {
-        let Prepared {
-            mut session,
-            totals,
-        } = self;
-        let removed = session.writer.scratch.removed.iter();
-        let records = removed.map(|removed| removed.record);
+        let Prepared { mut session } = self;
         // SAFETY: T7: in the tree until it is published below; the writer is ours.
-        unsafe { session.tree.exclude(&records, wait) }?;
+        unsafe { session.tree.exclude(&session.writer.scratch.removed, wait) }?;
         session.publish();
-        session.account(&totals);
+        session.account();
         Ok(Committed { session })
     }
 }
@@ -446,7 +442,7 @@ impl<T: Record> Session<'_, T> {
     }
 
     /// What only writers look at: cached gaps and totals.
-    fn account(&mut self, totals: &Totals) {
+    fn account(&mut self) {
         let Session { tree, writer } = self;
         let scratch = &writer.scratch;
         if scratch.shared_root {
@@ -463,12 +459,12 @@ impl<T: Record> Session<'_, T> {
             // SAFETY: T7: the writer is ours.
             unsafe { gap::refresh::<T>(root, *key) };
         }
-        let last_end = totals.last_end.unwrap_or_else(|| {
+        let last_end = scratch.last_end.unwrap_or_else(|| {
             // SAFETY: T7: the writer is ours.
             unsafe { read::last_end::<T>(root) }
         });
         tree.last_end.store(last_end, Ordering::Relaxed);
-        let len = tree.len.load(Ordering::Relaxed) + totals.added - scratch.removed.len();
+        let len = tree.len.load(Ordering::Relaxed) + scratch.added - scratch.removed.len();
         tree.len.store(len, Ordering::Relaxed);
         #[cfg(debug_assertions)]
         if !cfg!(loom) && writer.sequence.is_multiple_of(super::CHECK_EVERY) {
@@ -535,11 +531,7 @@ impl<T: Record> Drop for Writer<T> {
         }
         let panic = self.try_disown(0);
         self.producer.close(self.pool.queue());
-        if let Some(panic) = panic
-            && !std::thread::panicking()
-        {
-            resume_unwind(panic);
-        }
+        rethrow(panic);
     }
 }
 
