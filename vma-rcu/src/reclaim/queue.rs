@@ -279,34 +279,18 @@ impl Producer {
     /// Appends a word; `reserve` must have made room.
     #[inline]
     pub(crate) fn push(&mut self, word: *mut ()) {
-        if self.used == SEGMENT {
-            self.next_segment();
-        }
         // SAFETY: R3. The tail is live: consumers don't pass the published count.
-        unsafe { self.tail.as_ref() }.slots[self.used].store(word, Ordering::Relaxed);
+        let slot = match unsafe { self.tail.as_ref() }.slots.get(self.used) {
+            Some(slot) => slot,
+            None => self.next_segment(),
+        };
+        slot.store(word, Ordering::Relaxed);
         self.used += 1;
-        self.produced += 1;
     }
 
-    /// Appends words; `reserve` must have made room.
-    #[inline]
-    pub(crate) fn push_all(&mut self, words: impl ExactSizeIterator<Item = *mut ()>) {
-        let end = self.used + words.len();
-        if end > SEGMENT {
-            words.for_each(|word| self.push(word));
-            return;
-        }
-        self.produced += words.len() as u64;
-        // SAFETY: R3. As in `push`.
-        let slots = &unsafe { self.tail.as_ref() }.slots[self.used..end];
-        for (slot, word) in slots.iter().zip(words) {
-            slot.store(word, Ordering::Relaxed);
-        }
-        self.used = end;
-    }
-
+    /// The first slot of a new tail.
     #[cold]
-    fn next_segment(&mut self) {
+    fn next_segment(&mut self) -> &AtomicPtr<()> {
         let next = self.spare.pop().expect("room was reserved");
         // SAFETY: R3. As in `push`; what it leads to from now on is owned by this queue.
         unsafe { self.tail.as_ref() }
@@ -314,11 +298,14 @@ impl Producer {
             .store(next.as_ptr(), Ordering::Relaxed);
         self.tail = next;
         self.used = 0;
+        // SAFETY: R3. As in `push`.
+        &unsafe { next.as_ref() }.slots[0]
     }
 
-    /// Lets consumers see the words pushed so far, which take up `bytes` more than before.
+    /// Lets consumers see the `count` words pushed since the last call, which stand for `bytes`.
     #[inline]
-    pub(crate) fn publish<D>(&mut self, queue: &Queue<D>, bytes: usize) {
+    pub(crate) fn publish<D>(&mut self, queue: &Queue<D>, count: usize, bytes: usize) {
+        self.produced += count as u64;
         let total = queue.produced_bytes.load(Ordering::Relaxed);
         queue.produced_bytes.store(total + bytes, Ordering::Relaxed);
         queue.produced.store(self.produced, Ordering::Release);

@@ -21,8 +21,8 @@
 use std::fmt;
 use std::ptr::NonNull;
 
-use super::node::{RecordMemory, Root};
-use super::scratch::Removed;
+use super::node::{RecordMemory, Root, Slot};
+use super::scratch::Run;
 use super::{RangeTree, Record, Writer, read};
 use crate::reclaim::Guard;
 use crate::sync::atomic::{AtomicU32, Ordering};
@@ -153,6 +153,18 @@ impl<T: Record + fmt::Debug> fmt::Debug for Locked<'_, T> {
     }
 }
 
+/// The lock word of an entry.
+///
+/// # Safety
+///
+/// T7: the entry is in the tree, and the writer is the caller's.
+#[inline(always)]
+unsafe fn word<T>(slot: &Slot<T>) -> &LockWord {
+    let record = slot.record.cast::<RecordMemory<T>>();
+    // SAFETY: by the caller's promise; values are the first field of their records.
+    &unsafe { &*record }.lock
+}
+
 impl<T: Record> RangeTree<T> {
     /// Locks the entry that contains `addr`, or says that there is none. Never waits.
     ///
@@ -211,35 +223,31 @@ impl<T: Record> RangeTree<T> {
         }
     }
 
-    /// Closes the entries of these records and waits for their readers. On an error they are open again.
+    /// Closes these entries and waits for their readers. On an error they are open again.
     ///
     /// # Safety
     ///
-    /// T7: the records are in the tree, and the writer is the caller's.
+    /// T7: the entries are in the tree, and the writer is the caller's.
     #[inline]
-    pub(super) unsafe fn exclude(
-        &self,
-        removed: &[Removed<T>],
-        wait: Wait<'_>,
-    ) -> Result<(), GaveUp> {
-        let word = |removed: &Removed<T>| {
-            let record = removed.record.cast::<RecordMemory<T>>();
-            // SAFETY: by the caller's promise.
-            &unsafe { &*record }.lock
-        };
+    pub(super) unsafe fn exclude(&self, removed: &[Run<T>], wait: Wait<'_>) -> Result<(), GaveUp> {
         let mut readers = 0;
-        for removed in removed {
-            readers |= word(removed).close();
+        for run in removed {
+            // SAFETY: by the caller's promise.
+            for slot in unsafe { run.entries() }.1 {
+                // SAFETY: by the caller's promise.
+                readers |= unsafe { word(slot) }.close();
+            }
         }
         if readers == 0 || planted("no_exclusion") {
             return Ok(());
         }
-        let is_empty = || removed.iter().all(|removed| word(removed).is_empty());
-        let result = self.wait_for_readers(is_empty, wait);
+        // SAFETY: by the caller's promise, which goes beyond the wait.
+        let slots = || removed.iter().flat_map(|run| unsafe { run.entries() }.1);
+        // SAFETY: as above.
+        let words = || slots().map(|slot| unsafe { word(slot) });
+        let result = self.wait_for_readers(|| words().all(LockWord::is_empty), wait);
         if result.is_err() {
-            for removed in removed {
-                word(removed).reopen();
-            }
+            words().for_each(LockWord::reopen);
         }
         result
     }

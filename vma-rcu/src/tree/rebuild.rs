@@ -13,12 +13,13 @@
 //! meet later transactions but not earlier ones. A node is exclusive when, from the root down to it, no
 //! node is older than its parent, and the root isn't older than the last snapshot.
 
+use super::lanes::Lanes;
 use super::node::{
     Inner, LEAF_CAP, Leaf, MAX_HEIGHT, NodePtr, PAD, Root, Slot, inner, leaf, max_gap_with,
 };
 use super::pool::Pool;
 use super::repack::{minimum, share};
-use super::scratch::{Item, NoMemory, Removed, Scratch, push};
+use super::scratch::{Item, NoMemory, Scratch, push};
 use super::search::first_above;
 use super::write::{Edit, New};
 use super::{EditError, Record};
@@ -74,9 +75,9 @@ pub(super) struct Rebuild<'t, T> {
 impl<T: Record> Rebuild<'_, T> {
     /// Fills the scratch with what `edits` (sorted, disjoint) do to the tree.
     #[inline(always)]
-    pub(super) fn run(&mut self, root: Root, edits: &[Edit]) -> Result<(), EditError> {
+    pub(super) fn run<S: Lanes>(&mut self, root: Root, edits: &[Edit]) -> Result<(), EditError> {
         if let [edit] = edits
-            && self.within_leaf(root, edit)?
+            && self.within_leaf::<S>(root, edit)?
         {
             return Ok(());
         }
@@ -369,22 +370,17 @@ impl<T: Record> Rebuild<'_, T> {
         let from = first_above(&leaf.ends, edit.lo);
         let mut to = from;
         while to < LEAF_CAP && leaf.slots[to].start < edit.hi {
-            self.remove(leaf, to, edit)?;
+            let (start, end) = (leaf.slots[to].start, leaf.ends[to]);
+            if start < edit.lo || end > edit.hi {
+                let window = edit.lo..edit.hi;
+                return Err(EditError::Straddles { window, start, end });
+            }
             to += 1;
         }
-        Ok((from, to))
-    }
-
-    /// Entry `i` of `leaf` goes.
-    fn remove(&mut self, leaf: &Leaf<T>, i: usize, edit: &Edit) -> Result<(), EditError> {
-        let Slot { start, record } = leaf.slots[i];
-        let end = leaf.ends[i];
-        if start < edit.lo || end > edit.hi {
-            let window = edit.lo..edit.hi;
-            return Err(EditError::Straddles { window, start, end });
+        if to > from {
+            self.scratch.remove(leaf, from..to)?;
         }
-        push(&mut self.scratch.removed, Removed { start, end, record })?;
-        Ok(())
+        Ok((from, to))
     }
 
     /// Makes as many leaves of `parts` as they need.

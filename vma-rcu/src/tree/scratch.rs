@@ -1,9 +1,10 @@
 //! What a transaction notes down while it is prepared. The writer keeps the lists for their room.
 
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use super::EditError;
-use super::node::{Inner, MAX_HEIGHT, NodePtr};
+use super::node::{Inner, LEAF_CAP, Leaf, MAX_HEIGHT, NodePtr, Slot, leaf};
 use crate::sync::atomic::AtomicPtr;
 
 /// A node on its way into its parent.
@@ -19,11 +20,36 @@ pub(super) struct Item {
     pub(super) fresh: Option<usize>,
 }
 
-/// An entry that leaves the tree.
-pub(super) struct Removed<T> {
-    pub(super) start: u64,
-    pub(super) end: u64,
-    pub(super) record: *mut T,
+/// Entries of one leaf, side by side, that leave the tree. The leaf is taken out with them, and so can be read until
+/// it's retired.
+pub(super) struct Run<T> {
+    leaf: NonNull<Leaf<T>>,
+    from: usize,
+    to: usize,
+}
+
+impl<T> Run<T> {
+    pub(super) fn new(leaf: &Leaf<T>, range: Range<usize>) -> Self {
+        Run {
+            leaf: NonNull::from(leaf),
+            from: range.start,
+            to: range.end,
+        }
+    }
+
+    /// Ends of the entries, starts and records.
+    ///
+    /// # Safety
+    ///
+    /// T7: the leaf can't be freed during `'a`: it isn't retired, or the writer is the caller's.
+    #[inline(always)]
+    pub(super) unsafe fn entries<'a>(&self) -> (&'a [u64], &'a [Slot<T>]) {
+        // SAFETY: by the caller's promise.
+        let leaf: &Leaf<T> = unsafe { leaf(self.leaf.as_ptr().cast()) };
+        let to = self.to.min(LEAF_CAP);
+        let from = self.from.min(to);
+        (&leaf.ends[from..to], &leaf.slots[from..to])
+    }
 }
 
 /// Everything that a prepared transaction will do; kept by the writer for its capacity.
@@ -33,7 +59,9 @@ pub(super) struct Scratch<T> {
     /// Words of nodes to retire.
     pub(super) dead: Vec<*mut ()>,
     /// Records to retire.
-    pub(super) removed: Vec<Removed<T>>,
+    pub(super) removed: Vec<Run<T>>,
+    /// Number of these.
+    pub(super) leaving: usize,
     /// Gaps to store: node, child, value.
     pub(super) gaps: Vec<(NonNull<Inner>, usize, u64)>,
     /// Keys above which the next entry's gap changes without its leaf being rebuilt.
@@ -59,6 +87,7 @@ impl<T> Scratch<T> {
             made: Vec::new(),
             dead: Vec::new(),
             removed: Vec::new(),
+            leaving: 0,
             gaps: Vec::new(),
             refresh: Vec::new(),
             slot: None,
@@ -77,10 +106,18 @@ impl<T> Scratch<T> {
         self.made.capacity().max(self.items.capacity())
     }
 
+    /// The entries `range` of `leaf`, which goes, go with it.
+    #[inline(always)]
+    pub(super) fn remove(&mut self, leaf: &Leaf<T>, range: Range<usize>) -> Result<(), NoMemory> {
+        self.leaving += range.len();
+        push(&mut self.removed, Run::new(leaf, range))
+    }
+
     pub(super) fn clear(&mut self) {
         self.made.clear();
         self.dead.clear();
         self.removed.clear();
+        self.leaving = 0;
         self.gaps.clear();
         self.refresh.clear();
         self.items.clear();

@@ -14,12 +14,12 @@ use super::Record;
 use super::lanes::Lanes;
 use super::node::{
     CHILD_LINES, ChildWriter, FANOUT, LEAF_CAP, LEAF_MIN, Leaf, MAX_HEIGHT, NodePtr, PAD, Root,
-    SLOT_LINES, Slot, inner, leaf,
+    SLOT_LINES, inner, leaf,
 };
 use super::pool::node_word;
 use super::rebuild::{Part, Rebuild};
-use super::scratch::{NoMemory, Removed, push, reserve};
-use super::search::{Portable, Search, prefetch};
+use super::scratch::{NoMemory, push};
+use super::search::{Search, prefetch};
 use super::write::{Edit, New};
 
 /// Where the way down, which is in the scratch, has led.
@@ -36,39 +36,22 @@ struct Target<'t, T> {
 impl<T: Record> Rebuild<'_, T> {
     /// Does the edit if it is of this kind; false if it isn't, with nothing done.
     #[inline(always)]
-    pub(super) fn within_leaf(&mut self, root: Root, edit: &Edit) -> Result<bool, NoMemory> {
-        #[cfg(all(target_arch = "x86_64", not(any(test, loom, small_nodes))))]
-        if super::search::available() {
-            #[cfg_attr(not(target_feature = "avx2"), target_feature(enable = "avx2,popcnt"))]
-            fn fast<T: Record>(
-                rebuild: &mut Rebuild<'_, T>,
-                root: Root,
-                edit: &Edit,
-            ) -> Result<bool, NoMemory> {
-                rebuild.within_leaf_by::<super::search::Avx2>(root, edit)
-            }
-            #[cfg_attr(
-                target_feature = "avx2",
-                expect(unused_unsafe, reason = "needed where the build doesn't promise AVX2")
-            )]
-            // SAFETY: AVX2 is there.
-            return unsafe { fast(self, root, edit) };
-        }
-        self.within_leaf_by::<Portable>(root, edit)
-    }
-
-    #[inline(always)]
-    fn within_leaf_by<S: Lanes>(&mut self, root: Root, edit: &Edit) -> Result<bool, NoMemory> {
+    pub(super) fn within_leaf<S: Lanes>(
+        &mut self,
+        root: Root,
+        edit: &Edit,
+    ) -> Result<bool, NoMemory> {
         let Some(target) = self.path_to::<S>(root, edit) else {
             return Ok(false);
         };
         let old = target.leaf;
-        let len = old.len();
         // What ends within the window, if nothing lies across its borders.
         let from = S::first_above(&old.ends, edit.lo);
         let to = S::first_above(&old.ends, edit.hi);
-        let starts_below = |i: usize, bound| i < len && old.slots[i].start < bound;
+        let starts_below =
+            |i: usize, bound| old.slots.get(i).is_some_and(|slot| slot.start < bound);
         let straddles = starts_below(from, edit.lo) || starts_below(to, edit.hi);
+        let len = old.len();
         let new_len = len - (to - from) + edit.count;
         // An edit with no effect, or one that is an error, is left to the other path.
         if straddles || new_len < LEAF_MIN || to - from + edit.count == 0 {
@@ -81,7 +64,9 @@ impl<T: Record> Rebuild<'_, T> {
         if !in_place && !self.parent_takes(root.height(), new_len, keeps_end) {
             return Ok(false);
         }
-        self.remove_all(old, from..to)?;
+        if to > from {
+            self.scratch.remove(old, from..to)?;
+        }
         push(&mut self.scratch.dead, node_word(target.node, 0))?;
         if new_len > LEAF_CAP {
             self.write_split(&target, from..to, edit, new_len)?;
@@ -117,18 +102,6 @@ impl<T: Record> Rebuild<'_, T> {
             Part::Old(target.leaf, removed.end, target.leaf.len()),
         ];
         self.write_leaves(&parts, new_len, target.lo)
-    }
-
-    /// The entries `range` of `leaf` go.
-    #[inline(always)]
-    fn remove_all(&mut self, leaf: &Leaf<T>, range: Range<usize>) -> Result<(), NoMemory> {
-        reserve(&mut self.scratch.removed, range.len())?;
-        let slots = &leaf.slots[range.clone()];
-        for (Slot { start, record }, end) in slots.iter().zip(&leaf.ends[range]) {
-            let (start, end, record) = (*start, *end, *record);
-            self.scratch.removed.push(Removed { start, end, record });
-        }
-        Ok(())
     }
 
     /// Whether the leaf's parent can hold what `new_len` entries take, and the pivot that moves, if one does.

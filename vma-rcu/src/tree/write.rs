@@ -6,10 +6,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
 
 use super::gap;
+use super::lanes::Lanes;
 use super::node::{Leaf, Root, Slot};
 use super::pool::{Pool, Recycler, node_bytes, record_bytes, record_word};
 use super::rebuild::Rebuild;
 use super::scratch::{Scratch, push};
+use super::search::Portable;
 use super::{EditError, Entry, MAX_END, RangeTree, Record, View, read};
 use crate::reclaim::{Domain, Panic, Producer, Queue, keep_first};
 use crate::sync::Arc;
@@ -182,14 +184,21 @@ impl<T: Record> Writer<T> {
     /// Hands over what the commit took out. The list has room: `prepare` saw to it.
     #[inline]
     fn retire(&mut self) {
-        let Scratch { dead, removed, .. } = &self.scratch;
-        let bytes = dead.len() * node_bytes::<T>() + removed.len() * record_bytes::<T>();
-        let count = dead.len() + removed.len();
+        let nodes = self.scratch.dead.len();
+        let records = self.scratch.leaving;
+        let count = nodes + records;
         if count > 0 {
-            self.producer.push_all(dead.iter().copied());
-            let records = removed.iter().map(|removed| record_word(removed.record));
-            self.producer.push_all(records);
-            self.producer.publish(self.pool.queue(), bytes);
+            for run in &self.scratch.removed {
+                // SAFETY: T7: its leaf is shown to the list's consumers below.
+                for slot in unsafe { run.entries() }.1 {
+                    self.producer.push(record_word(slot.record));
+                }
+            }
+            for word in &self.scratch.dead {
+                self.producer.push(*word);
+            }
+            let bytes = nodes * node_bytes::<T>() + records * record_bytes::<T>();
+            self.producer.publish(self.pool.queue(), count, bytes);
         }
         self.scratch.clear();
         let grown = self.news.capacity().max(self.scratch.capacity());
@@ -340,23 +349,35 @@ impl<'a, T: Record> Transaction<'a, T> {
 }
 
 impl<T: Record> Session<'_, T> {
-    #[inline(always)]
     fn prepare(&mut self) -> Result<(), EditError> {
+        #[cfg(all(target_arch = "x86_64", not(any(test, loom, small_nodes))))]
+        if super::search::available() {
+            #[cfg_attr(not(target_feature = "avx2"), target_feature(enable = "avx2,popcnt"))]
+            fn fast<T: Record>(session: &mut Session<'_, T>) -> Result<(), EditError> {
+                session.prepare_by::<super::search::Avx2>()
+            }
+            #[cfg_attr(
+                target_feature = "avx2",
+                expect(unused_unsafe, reason = "needed where the build doesn't promise AVX2")
+            )]
+            // SAFETY: AVX2 is there.
+            return unsafe { fast(self) };
+        }
+        self.prepare_by::<Portable>()
+    }
+
+    #[inline(always)]
+    fn prepare_by<S: Lanes>(&mut self) -> Result<(), EditError> {
         let writer = &mut *self.writer;
         if writer.edits.len() > 1 {
-            writer.edits.sort_unstable_by_key(|edit| edit.lo);
-            let overlap = writer.edits.array_windows().find(|[a, b]| a.hi > b.lo);
-            if let Some([_, b]) = overlap {
-                let range = b.lo..b.hi;
-                return Err(EditError::OutOfOrder { range });
-            }
+            sort(&mut writer.edits)?;
         }
         let (mut rebuild, edits) = rebuild(self.tree, writer);
-        rebuild.run(self.tree.root(Ordering::Relaxed), edits)?;
+        rebuild.run::<S>(self.tree.root(Ordering::Relaxed), edits)?;
         let scratch = &mut writer.scratch;
         let reserved = writer
             .producer
-            .reserve(scratch.dead.len() + scratch.removed.len());
+            .reserve(scratch.dead.len() + scratch.leaving);
         reserved.map_err(|()| EditError::OutOfMemory)?;
         scratch.added = writer.news.len();
         let old_end = self.tree.last_end.load(Ordering::Relaxed);
@@ -364,6 +385,15 @@ impl<T: Record> Session<'_, T> {
         let stays = writer.edits.last().is_none_or(|edit| edit.hi < old_end);
         scratch.last_end = stays.then_some(old_end);
         Ok(())
+    }
+}
+
+/// Puts the edits in order.
+fn sort(edits: &mut [Edit]) -> Result<(), EditError> {
+    edits.sort_unstable_by_key(|edit| edit.lo);
+    match edits.array_windows().find(|[a, b]| a.hi > b.lo) {
+        Some([_, b]) => Err(EditError::OutOfOrder { range: b.lo..b.hi }),
+        None => Ok(()),
     }
 }
 
@@ -464,7 +494,7 @@ impl<T: Record> Session<'_, T> {
             unsafe { read::last_end::<T>(root) }
         });
         tree.last_end.store(last_end, Ordering::Relaxed);
-        let len = tree.len.load(Ordering::Relaxed) + scratch.added - scratch.removed.len();
+        let len = tree.len.load(Ordering::Relaxed) + scratch.added - scratch.leaving;
         tree.len.store(len, Ordering::Relaxed);
         #[cfg(debug_assertions)]
         if !cfg!(loom) && writer.sequence.is_multiple_of(super::CHECK_EVERY) {
@@ -489,17 +519,22 @@ pub struct Committed<'a, T: Record> {
 impl<T: Record> Committed<'_, T> {
     /// The entries that were removed, in ascending order.
     pub fn removed(&self) -> impl ExactSizeIterator<Item = Entry<'_, T>> {
-        self.session
-            .writer
-            .scratch
-            .removed
-            .iter()
-            .map(|removed| Entry {
-                start: removed.start,
-                end: removed.end,
-                // SAFETY: R1: taken out but not retired before `self` is dropped.
-                value: unsafe { &*removed.record },
-            })
+        let scratch = &self.session.writer.scratch;
+        let entries = scratch.removed.iter().flat_map(|run| {
+            // SAFETY: R1: taken out but not retired before `self` is dropped.
+            let (ends, slots) = unsafe { run.entries() };
+            slots.iter().zip(ends)
+        });
+        let entries = entries.map(|(slot, end)| Entry {
+            start: slot.start,
+            end: *end,
+            // SAFETY: as above.
+            value: unsafe { &*slot.record },
+        });
+        Counted {
+            entries,
+            left: scratch.leaving,
+        }
     }
 
     /// The layout after the commit.
@@ -508,10 +543,32 @@ impl<T: Record> Committed<'_, T> {
     }
 }
 
+/// An iterator whose length is known.
+struct Counted<I> {
+    entries: I,
+    left: usize,
+}
+
+impl<I: Iterator> Iterator for Counted<I> {
+    type Item = I::Item;
+
+    fn next(&mut self) -> Option<I::Item> {
+        let next = self.entries.next()?;
+        self.left -= 1;
+        Some(next)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left, Some(self.left))
+    }
+}
+
+impl<I: Iterator> ExactSizeIterator for Counted<I> {}
+
 impl<T: Record> fmt::Debug for Committed<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Committed")
-            .field("removed", &self.session.writer.scratch.removed.len())
+            .field("removed", &self.session.writer.scratch.leaving)
             .finish_non_exhaustive()
     }
 }
