@@ -288,6 +288,18 @@ impl Producer {
         self.used += 1;
     }
 
+    /// The next `count` slots, which the caller fills instead of pushing; `None` when they aren't of one segment.
+    #[inline]
+    pub(crate) fn take_room(&mut self, count: usize) -> Option<&[AtomicPtr<()>]> {
+        let from = self.used;
+        // SAFETY: R3. As in `push`.
+        let room = unsafe { self.tail.as_ref() }
+            .slots
+            .get(from..from + count)?;
+        self.used += count;
+        Some(room)
+    }
+
     /// The first slot of a new tail.
     #[cold]
     fn next_segment(&mut self) -> &AtomicPtr<()> {

@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 
 use super::EditError;
 use super::node::{Inner, LEAF_CAP, Leaf, MAX_HEIGHT, NodePtr, Slot, leaf};
+use super::pool::record_word;
 use crate::sync::atomic::AtomicPtr;
 
 /// A node on its way into its parent.
@@ -72,8 +73,8 @@ pub(super) struct Scratch<T> {
     pub(super) value: Option<NodePtr>,
     /// Entries that come in.
     pub(super) added: usize,
-    /// End of the last entry afterwards, where it is known.
-    pub(super) last_end: Option<u64>,
+    /// The end of the last entry may be another one afterwards.
+    pub(super) end_moves: bool,
     /// The new root is a node that the old one led to.
     pub(super) shared_root: bool,
     /// The way down to the leaf, for edits within one.
@@ -93,7 +94,7 @@ impl<T> Scratch<T> {
             slot: None,
             value: None,
             added: 0,
-            last_end: None,
+            end_moves: false,
             shared_root: false,
             path: [(NonNull::dangling(), 0); MAX_HEIGHT],
             items: Vec::new(),
@@ -111,6 +112,20 @@ impl<T> Scratch<T> {
     pub(super) fn remove(&mut self, leaf: &Leaf<T>, range: Range<usize>) -> Result<(), NoMemory> {
         self.leaving += range.len();
         push(&mut self.removed, Run::new(leaf, range))
+    }
+
+    /// Everything that the commit takes out, as words for the disposer.
+    #[inline(always)]
+    pub(super) fn each_retired(&self, mut give: impl FnMut(*mut ())) {
+        for run in &self.removed {
+            // SAFETY: T7: the leaf is among what is retired here.
+            for slot in unsafe { run.entries() }.1 {
+                give(record_word(slot.record));
+            }
+        }
+        for word in &self.dead {
+            give(*word);
+        }
     }
 
     pub(super) fn clear(&mut self) {

@@ -181,6 +181,24 @@ impl<T: Record> Writer<T> {
         self.scratch = Scratch::new();
     }
 
+    /// Fills the scratch with what the edits do to the tree.
+    #[inline(always)]
+    fn prepare<S: Lanes>(&mut self, tree: &RangeTree<T>) -> Result<(), EditError> {
+        if self.edits.len() > 1 {
+            sort(&mut self.edits)?;
+        }
+        let (mut rebuild, edits) = rebuild(tree, self);
+        rebuild.run::<S>(tree.root(Ordering::Relaxed), edits)?;
+        let retired = self.scratch.dead.len() + self.scratch.leaving;
+        let reserved = self.producer.reserve(retired);
+        reserved.map_err(|()| EditError::OutOfMemory)?;
+        self.scratch.added = self.news.len();
+        // What lies below the end of the last entry doesn't move it.
+        let old_end = tree.last_end.load(Ordering::Relaxed);
+        self.scratch.end_moves = self.edits.last().is_some_and(|edit| edit.hi >= old_end);
+        Ok(())
+    }
+
     /// Hands over what the commit took out. The list has room: `prepare` saw to it.
     #[inline]
     fn retire(&mut self) {
@@ -188,14 +206,16 @@ impl<T: Record> Writer<T> {
         let records = self.scratch.leaving;
         let count = nodes + records;
         if count > 0 {
-            for run in &self.scratch.removed {
-                // SAFETY: T7: its leaf is shown to the list's consumers below.
-                for slot in unsafe { run.entries() }.1 {
-                    self.producer.push(record_word(slot.record));
-                }
-            }
-            for word in &self.scratch.dead {
-                self.producer.push(*word);
+            let scratch = &self.scratch;
+            if let Some(room) = self.producer.take_room(count) {
+                let mut room = room.iter();
+                scratch.each_retired(|word| {
+                    if let Some(slot) = room.next() {
+                        slot.store(word, Ordering::Relaxed);
+                    }
+                });
+            } else {
+                push_each(scratch, &mut self.producer);
             }
             let bytes = nodes * node_bytes::<T>() + records * record_bytes::<T>();
             self.producer.publish(self.pool.queue(), count, bytes);
@@ -206,6 +226,12 @@ impl<T: Record> Writer<T> {
             self.trim();
         }
     }
+}
+
+/// Retires what doesn't fit into one segment.
+#[cold]
+fn push_each<T>(scratch: &Scratch<T>, producer: &mut Producer) {
+    scratch.each_retired(|word| producer.push(word));
 }
 
 /// Drops what a `splice` has adopted, unless it comes to its end.
@@ -328,10 +354,10 @@ impl<'a, T: Record> Transaction<'a, T> {
     ) -> Result<Prepared<'a, T>, EditError> {
         let session = self.session;
         let (mut rebuild, _) = rebuild(session.tree, session.writer);
-        let (added, last_end) = rebuild.bulk(entries)?;
+        let added = rebuild.bulk(entries)?;
         let scratch = &mut session.writer.scratch;
         scratch.added = added;
-        scratch.last_end = Some(last_end);
+        scratch.end_moves = true;
         Ok(Prepared { session })
     }
 
@@ -349,42 +375,32 @@ impl<'a, T: Record> Transaction<'a, T> {
 }
 
 impl<T: Record> Session<'_, T> {
+    #[inline(always)]
     fn prepare(&mut self) -> Result<(), EditError> {
+        #[inline(never)]
+        fn anywhere<T: Record>(
+            tree: &RangeTree<T>,
+            writer: &mut Writer<T>,
+        ) -> Result<(), EditError> {
+            writer.prepare::<Portable>(tree)
+        }
         #[cfg(all(target_arch = "x86_64", not(any(test, loom, small_nodes))))]
         if super::search::available() {
             #[cfg_attr(not(target_feature = "avx2"), target_feature(enable = "avx2,popcnt"))]
-            fn fast<T: Record>(session: &mut Session<'_, T>) -> Result<(), EditError> {
-                session.prepare_by::<super::search::Avx2>()
+            fn fast<T: Record>(
+                tree: &RangeTree<T>,
+                writer: &mut Writer<T>,
+            ) -> Result<(), EditError> {
+                writer.prepare::<super::search::Avx2>(tree)
             }
             #[cfg_attr(
                 target_feature = "avx2",
                 expect(unused_unsafe, reason = "needed where the build doesn't promise AVX2")
             )]
             // SAFETY: AVX2 is there.
-            return unsafe { fast(self) };
+            return unsafe { fast(self.tree, self.writer) };
         }
-        self.prepare_by::<Portable>()
-    }
-
-    #[inline(always)]
-    fn prepare_by<S: Lanes>(&mut self) -> Result<(), EditError> {
-        let writer = &mut *self.writer;
-        if writer.edits.len() > 1 {
-            sort(&mut writer.edits)?;
-        }
-        let (mut rebuild, edits) = rebuild(self.tree, writer);
-        rebuild.run::<S>(self.tree.root(Ordering::Relaxed), edits)?;
-        let scratch = &mut writer.scratch;
-        let reserved = writer
-            .producer
-            .reserve(scratch.dead.len() + scratch.leaving);
-        reserved.map_err(|()| EditError::OutOfMemory)?;
-        scratch.added = writer.news.len();
-        let old_end = self.tree.last_end.load(Ordering::Relaxed);
-        // Nothing happens at the end of the last entry or beyond: it stays.
-        let stays = writer.edits.last().is_none_or(|edit| edit.hi < old_end);
-        scratch.last_end = stays.then_some(old_end);
-        Ok(())
+        anywhere(self.tree, self.writer)
     }
 }
 
@@ -475,25 +491,15 @@ impl<T: Record> Session<'_, T> {
     fn account(&mut self) {
         let Session { tree, writer } = self;
         let scratch = &writer.scratch;
-        if scratch.shared_root {
-            tree.floor.fetch_max(writer.sequence, Ordering::Relaxed);
-        }
         for (node, child, gap) in &scratch.gaps {
             // SAFETY: T7: a node above the slot, in the tree; the writer is ours.
             let node = unsafe { node.as_ref() };
             // SAFETY: T7: exclusively ours.
             unsafe { node.set_gap(*child, *gap) };
         }
-        let root = tree.root(Ordering::Relaxed);
-        for key in &scratch.refresh {
-            // SAFETY: T7: the writer is ours.
-            unsafe { gap::refresh::<T>(root, *key) };
+        if scratch.shared_root || !scratch.refresh.is_empty() || scratch.end_moves {
+            account_rest(tree, scratch, writer.sequence);
         }
-        let last_end = scratch.last_end.unwrap_or_else(|| {
-            // SAFETY: T7: the writer is ours.
-            unsafe { read::last_end::<T>(root) }
-        });
-        tree.last_end.store(last_end, Ordering::Relaxed);
         let len = tree.len.load(Ordering::Relaxed) + scratch.added - scratch.leaving;
         tree.len.store(len, Ordering::Relaxed);
         #[cfg(debug_assertions)]
@@ -501,6 +507,24 @@ impl<T: Record> Session<'_, T> {
             let result = tree.locked(writer).check();
             debug_assert!(result.is_ok(), "{result:?}");
         }
+    }
+}
+
+/// What most transactions don't come to: a root that is shared, a leaf that ends elsewhere, a new end of all.
+#[cold]
+fn account_rest<T: Record>(tree: &RangeTree<T>, scratch: &Scratch<T>, sequence: u64) {
+    if scratch.shared_root {
+        tree.floor.fetch_max(sequence, Ordering::Relaxed);
+    }
+    let root = tree.root(Ordering::Relaxed);
+    for key in &scratch.refresh {
+        // SAFETY: T7: the writer is the caller's.
+        unsafe { gap::refresh::<T>(root, *key) };
+    }
+    if scratch.end_moves {
+        // SAFETY: T7: as above.
+        let last_end = unsafe { read::last_end::<T>(root) };
+        tree.last_end.store(last_end, Ordering::Relaxed);
     }
 }
 
