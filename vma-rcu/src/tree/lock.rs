@@ -22,7 +22,7 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use super::node::{RecordMemory, Root, Slot};
-use super::scratch::Run;
+use super::scratch::Dead;
 use super::{RangeTree, Record, Writer, read};
 use crate::reclaim::Guard;
 use crate::sync::atomic::{AtomicU32, Ordering};
@@ -223,17 +223,17 @@ impl<T: Record> RangeTree<T> {
         }
     }
 
-    /// Closes these entries and waits for their readers. On an error they are open again.
+    /// Closes the entries that leave and waits for their readers. On an error they are open again.
     ///
     /// # Safety
     ///
     /// T7: the entries are in the tree, and the writer is the caller's.
     #[inline]
-    pub(super) unsafe fn exclude(&self, removed: &[Run<T>], wait: Wait<'_>) -> Result<(), GaveUp> {
+    pub(super) unsafe fn exclude(&self, dead: &[Dead<T>], wait: Wait<'_>) -> Result<(), GaveUp> {
         let mut readers = 0;
-        for run in removed {
+        for dead in dead {
             // SAFETY: by the caller's promise.
-            for slot in unsafe { run.entries() }.1 {
+            for (_, slot) in unsafe { dead.entries() } {
                 // SAFETY: by the caller's promise.
                 readers |= unsafe { word(slot) }.close();
             }
@@ -242,9 +242,9 @@ impl<T: Record> RangeTree<T> {
             return Ok(());
         }
         // SAFETY: by the caller's promise, which goes beyond the wait.
-        let slots = || removed.iter().flat_map(|run| unsafe { run.entries() }.1);
+        let entries = || dead.iter().flat_map(|dead| unsafe { dead.entries() });
         // SAFETY: as above.
-        let words = || slots().map(|slot| unsafe { word(slot) });
+        let words = || entries().map(|(_, slot)| unsafe { word(slot) });
         let result = self.wait_for_readers(|| words().all(LockWord::is_empty), wait);
         if result.is_err() {
             words().for_each(LockWord::reopen);

@@ -19,7 +19,7 @@ use super::node::{
 };
 use super::pool::Pool;
 use super::repack::{minimum, share};
-use super::scratch::{Item, NoMemory, Scratch, push};
+use super::scratch::{Dead, Item, NoMemory, Scratch, bits, push};
 use super::search::first_above;
 use super::write::{Edit, New};
 use super::{EditError, Record};
@@ -336,13 +336,14 @@ impl<T: Record> Rebuild<'_, T> {
             .map_err(|_| EditError::OutOfMemory)?;
         let mut total = 0;
         let mut changed = false;
+        let mut gone = 0;
         let mut done = 0;
         for edit in edits {
             let new = Part::New(edit.first, edit.first + edit.count);
             changed |= edit.count > 0;
             if let Some(leaf) = leaf {
-                let (from, to) = self.cut(leaf, edit)?;
-                changed |= to > from;
+                let (from, to) = Self::cut(leaf, edit)?;
+                gone |= bits(from..to);
                 total += from - done;
                 parts.push(Part::Old(leaf, done, from));
                 done = to;
@@ -350,7 +351,7 @@ impl<T: Record> Rebuild<'_, T> {
             total += new.len();
             parts.push(new);
         }
-        if !changed {
+        if !changed && gone == 0 {
             return Ok(Effect::Same);
         }
         if let Some(leaf) = leaf {
@@ -359,14 +360,15 @@ impl<T: Record> Rebuild<'_, T> {
             parts.push(Part::Old(leaf, done, len));
         }
         if let Some(node) = node {
-            self.bury(node, 0)?;
+            push(&mut self.scratch.dead, Dead::new(node, 0, gone))?;
+            self.scratch.leaving += gone.count_ones() as usize;
         }
         self.write_leaves(&parts, total, lo)?;
         Ok(Effect::Replaced)
     }
 
     /// The entries of `leaf` that `edit` removes.
-    fn cut(&mut self, leaf: &Leaf<T>, edit: &Edit) -> Result<(usize, usize), EditError> {
+    fn cut(leaf: &Leaf<T>, edit: &Edit) -> Result<(usize, usize), EditError> {
         let from = first_above(&leaf.ends, edit.lo);
         let mut to = from;
         while to < LEAF_CAP && leaf.slots[to].start < edit.hi {
@@ -376,9 +378,6 @@ impl<T: Record> Rebuild<'_, T> {
                 return Err(EditError::Straddles { window, start, end });
             }
             to += 1;
-        }
-        if to > from {
-            self.scratch.remove(leaf, from..to)?;
         }
         Ok((from, to))
     }

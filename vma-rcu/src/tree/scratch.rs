@@ -1,11 +1,12 @@
 //! What a transaction notes down while it is prepared. The writer keeps the lists for their room.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
 
 use super::EditError;
-use super::node::{Inner, LEAF_CAP, Leaf, MAX_HEIGHT, NodePtr, Slot, leaf};
-use super::pool::record_word;
+use super::node::{Inner, Leaf, MAX_HEIGHT, NodePtr, Slot, leaf};
+use super::pool::{node_word, record_word};
 use crate::sync::atomic::AtomicPtr;
 
 /// A node on its way into its parent.
@@ -21,47 +22,73 @@ pub(super) struct Item {
     pub(super) fresh: Option<usize>,
 }
 
-/// Entries of one leaf, side by side, that leave the tree. The leaf is taken out with them, and so can be read until
-/// it's retired.
-pub(super) struct Run<T> {
-    leaf: NonNull<Leaf<T>>,
-    from: usize,
-    to: usize,
+/// A node that leaves the tree, and which of its entries leave with it.
+pub(super) struct Dead<T> {
+    /// As the disposer wants it ([`node_word`]).
+    word: *mut (),
+    /// Bit i: entry i. None of an inner node.
+    gone: u32,
+    marker: PhantomData<*mut T>,
 }
 
-impl<T> Run<T> {
-    pub(super) fn new(leaf: &Leaf<T>, range: Range<usize>) -> Self {
-        Run {
-            leaf: NonNull::from(leaf),
-            from: range.start,
-            to: range.end,
+impl<T> Dead<T> {
+    /// A leaf that goes with the entries that `gone` has a bit of, or an inner node.
+    #[inline(always)]
+    pub(super) fn new(node: NodePtr, height: usize, gone: u32) -> Self {
+        Dead {
+            word: node_word(node, height),
+            gone,
+            marker: PhantomData,
         }
     }
 
-    /// Ends of the entries, starts and records.
+    /// The entries that leave: end, start and record.
     ///
     /// # Safety
     ///
-    /// T7: the leaf can't be freed during `'a`: it isn't retired, or the writer is the caller's.
+    /// T7: the node can't be freed during `'a`: it is in the tree or has been taken out of it, but isn't retired, or
+    /// only since the writer is the caller's.
     #[inline(always)]
-    pub(super) unsafe fn entries<'a>(&self) -> (&'a [u64], &'a [Slot<T>]) {
-        // SAFETY: by the caller's promise.
-        let leaf: &Leaf<T> = unsafe { leaf(self.leaf.as_ptr().cast()) };
-        let to = self.to.min(LEAF_CAP);
-        let from = self.from.min(to);
-        (&leaf.ends[from..to], &leaf.slots[from..to])
+    pub(super) unsafe fn entries<'a>(&self) -> impl Iterator<Item = (u64, &'a Slot<T>)>
+    where
+        T: 'a,
+    {
+        let node = self.word;
+        Bits(self.gone).map(move |i| {
+            // SAFETY: by the caller's promise; only leaves have bits, and their words have no mark.
+            let leaf: &Leaf<T> = unsafe { leaf(node) };
+            (leaf.ends[i], &leaf.slots[i])
+        })
     }
+}
+
+/// Where a word has its bits, ascending.
+struct Bits(u32);
+
+impl Iterator for Bits {
+    type Item = usize;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<usize> {
+        let bit = self.0.trailing_zeros() as usize;
+        self.0 &= self.0.checked_sub(1)?;
+        Some(bit)
+    }
+}
+
+/// The bits of the entries `range` of a leaf.
+#[inline(always)]
+pub(super) fn bits(range: Range<usize>) -> u32 {
+    (1 << range.end) - (1 << range.start)
 }
 
 /// Everything that a prepared transaction will do; kept by the writer for its capacity.
 pub(super) struct Scratch<T> {
     /// Nodes made.
     pub(super) made: Vec<(NonNull<()>, usize)>,
-    /// Words of nodes to retire.
-    pub(super) dead: Vec<*mut ()>,
-    /// Records to retire.
-    pub(super) removed: Vec<Run<T>>,
-    /// Number of these.
+    /// What to retire.
+    pub(super) dead: Vec<Dead<T>>,
+    /// Entries among it.
     pub(super) leaving: usize,
     /// Gaps to store: node, child, value.
     pub(super) gaps: Vec<(NonNull<Inner>, usize, u64)>,
@@ -87,7 +114,6 @@ impl<T> Scratch<T> {
         Scratch {
             made: Vec::new(),
             dead: Vec::new(),
-            removed: Vec::new(),
             leaving: 0,
             gaps: Vec::new(),
             refresh: Vec::new(),
@@ -107,31 +133,21 @@ impl<T> Scratch<T> {
         self.made.capacity().max(self.items.capacity())
     }
 
-    /// The entries `range` of `leaf`, which goes, go with it.
-    #[inline(always)]
-    pub(super) fn remove(&mut self, leaf: &Leaf<T>, range: Range<usize>) -> Result<(), NoMemory> {
-        self.leaving += range.len();
-        push(&mut self.removed, Run::new(leaf, range))
-    }
-
     /// Everything that the commit takes out, as words for the disposer.
     #[inline(always)]
     pub(super) fn each_retired(&self, mut give: impl FnMut(*mut ())) {
-        for run in &self.removed {
-            // SAFETY: T7: the leaf is among what is retired here.
-            for slot in unsafe { run.entries() }.1 {
+        for dead in &self.dead {
+            // SAFETY: T7: the leaf is retired here, after its entries.
+            for (_, slot) in unsafe { dead.entries() } {
                 give(record_word(slot.record));
             }
-        }
-        for word in &self.dead {
-            give(*word);
+            give(dead.word);
         }
     }
 
     pub(super) fn clear(&mut self) {
         self.made.clear();
         self.dead.clear();
-        self.removed.clear();
         self.leaving = 0;
         self.gaps.clear();
         self.refresh.clear();

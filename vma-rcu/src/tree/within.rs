@@ -16,9 +16,8 @@ use super::node::{
     CHILD_LINES, ChildWriter, FANOUT, LEAF_CAP, LEAF_MIN, Leaf, MAX_HEIGHT, NodePtr, PAD, Root,
     SLOT_LINES, inner, leaf,
 };
-use super::pool::node_word;
 use super::rebuild::{Part, Rebuild};
-use super::scratch::{NoMemory, push};
+use super::scratch::{Dead, NoMemory, bits, push};
 use super::search::{Search, prefetch};
 use super::write::{Edit, New};
 
@@ -64,10 +63,9 @@ impl<T: Record> Rebuild<'_, T> {
         if !in_place && !self.parent_takes(root.height(), new_len, keeps_end) {
             return Ok(false);
         }
-        if to > from {
-            self.scratch.remove(old, from..to)?;
-        }
-        push(&mut self.scratch.dead, node_word(target.node, 0))?;
+        let dead = Dead::new(target.node, 0, bits(from..to));
+        push(&mut self.scratch.dead, dead)?;
+        self.scratch.leaving = to - from;
         if new_len > LEAF_CAP {
             self.write_split(&target, from..to, edit, new_len)?;
             self.with_parent::<S>(root, target.lo)?;
@@ -124,7 +122,7 @@ impl<T: Record> Rebuild<'_, T> {
             Some((above, j)) => unsafe { above.as_ref() }.child(j),
             None => root.node(),
         };
-        push(&mut self.scratch.dead, node_word(node, 1))?;
+        push(&mut self.scratch.dead, Dead::new(node, 1, 0))?;
         let (parent, i) = self.scratch.path[level];
         // SAFETY: as above.
         let parent = unsafe { parent.as_ref() };

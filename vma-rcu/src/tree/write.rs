@@ -462,7 +462,7 @@ impl<'a, T: Record> Prepared<'a, T> {
     pub fn commit_with(self, wait: Wait<'_>) -> Result<Committed<'a, T>, GaveUp> {
         let Prepared { mut session } = self;
         // SAFETY: T7: in the tree until it is published below; the writer is ours.
-        unsafe { session.tree.exclude(&session.writer.scratch.removed, wait) }?;
+        unsafe { session.tree.exclude(&session.writer.scratch.dead, wait) }?;
         session.publish();
         session.account();
         Ok(Committed { session })
@@ -544,14 +544,14 @@ impl<T: Record> Committed<'_, T> {
     /// The entries that were removed, in ascending order.
     pub fn removed(&self) -> impl ExactSizeIterator<Item = Entry<'_, T>> {
         let scratch = &self.session.writer.scratch;
-        let entries = scratch.removed.iter().flat_map(|run| {
-            // SAFETY: R1: taken out but not retired before `self` is dropped.
-            let (ends, slots) = unsafe { run.entries() };
-            slots.iter().zip(ends)
-        });
-        let entries = entries.map(|(slot, end)| Entry {
+        // SAFETY: R1: taken out but not retired before `self` is dropped.
+        let entries = scratch
+            .dead
+            .iter()
+            .flat_map(|dead| unsafe { dead.entries() });
+        let entries = entries.map(|(end, slot)| Entry {
             start: slot.start,
-            end: *end,
+            end,
             // SAFETY: as above.
             value: unsafe { &*slot.record },
         });
