@@ -544,11 +544,9 @@ impl<T: Record> Committed<'_, T> {
     /// The entries that were removed, in ascending order.
     pub fn removed(&self) -> impl ExactSizeIterator<Item = Entry<'_, T>> {
         let scratch = &self.session.writer.scratch;
+        let dead = scratch.dead.iter();
         // SAFETY: R1: taken out but not retired before `self` is dropped.
-        let entries = scratch
-            .dead
-            .iter()
-            .flat_map(|dead| unsafe { dead.entries() });
+        let entries = dead.flat_map(|dead| unsafe { dead.entries() });
         let entries = entries.map(|(end, slot)| Entry {
             start: slot.start,
             end,
