@@ -279,17 +279,30 @@ impl Producer {
     /// Appends a word; `reserve` must have made room.
     #[inline]
     pub(crate) fn push(&mut self, word: *mut ()) {
-        if self.used == SEGMENT {
-            self.next_segment();
-        }
         // SAFETY: R3. The tail is live: consumers don't pass the published count.
-        unsafe { self.tail.as_ref() }.slots[self.used].store(word, Ordering::Relaxed);
+        let slot = match unsafe { self.tail.as_ref() }.slots.get(self.used) {
+            Some(slot) => slot,
+            None => self.next_segment(),
+        };
+        slot.store(word, Ordering::Relaxed);
         self.used += 1;
-        self.produced += 1;
     }
 
+    /// The next `count` slots, which the caller fills instead of pushing; `None` when they aren't of one segment.
+    #[inline]
+    pub(crate) fn take_room(&mut self, count: usize) -> Option<&[AtomicPtr<()>]> {
+        let from = self.used;
+        // SAFETY: R3. As in `push`.
+        let room = unsafe { self.tail.as_ref() }
+            .slots
+            .get(from..from + count)?;
+        self.used += count;
+        Some(room)
+    }
+
+    /// The first slot of a new tail.
     #[cold]
-    fn next_segment(&mut self) {
+    fn next_segment(&mut self) -> &AtomicPtr<()> {
         let next = self.spare.pop().expect("room was reserved");
         // SAFETY: R3. As in `push`; what it leads to from now on is owned by this queue.
         unsafe { self.tail.as_ref() }
@@ -297,11 +310,14 @@ impl Producer {
             .store(next.as_ptr(), Ordering::Relaxed);
         self.tail = next;
         self.used = 0;
+        // SAFETY: R3. As in `push`.
+        &unsafe { next.as_ref() }.slots[0]
     }
 
-    /// Lets consumers see the words pushed so far, which take up `bytes` more than before.
+    /// Lets consumers see the `count` words pushed since the last call, which stand for `bytes`.
     #[inline]
-    pub(crate) fn publish<D>(&mut self, queue: &Queue<D>, bytes: usize) {
+    pub(crate) fn publish<D>(&mut self, queue: &Queue<D>, count: usize, bytes: usize) {
+        self.produced += count as u64;
         let total = queue.produced_bytes.load(Ordering::Relaxed);
         queue.produced_bytes.store(total + bytes, Ordering::Relaxed);
         queue.produced.store(self.produced, Ordering::Release);

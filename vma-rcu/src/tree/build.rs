@@ -80,11 +80,11 @@ impl<T: Record> Drop for Bulk<'_, '_, T> {
 }
 
 impl<T: Record> Rebuild<'_, T> {
-    /// Makes a tree of `entries` for an empty one; how many there are, and the end of the last.
+    /// Makes a tree of `entries` for an empty one; how many there are.
     pub(super) fn bulk(
         &mut self,
         entries: impl IntoIterator<Item = (Range<u64>, T)>,
-    ) -> Result<(usize, u64), EditError> {
+    ) -> Result<usize, EditError> {
         let mut bulk = Bulk {
             rebuild: self,
             leaves: 0,
@@ -101,7 +101,7 @@ impl<T: Record> Rebuild<'_, T> {
         let root = bulk.rebuild.raise(0)?;
         bulk.rebuild.scratch.value = Some(root.0);
         bulk.finished = true;
-        Ok((count, last))
+        Ok(count)
     }
 }
 

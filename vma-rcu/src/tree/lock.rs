@@ -21,7 +21,8 @@
 use std::fmt;
 use std::ptr::NonNull;
 
-use super::node::{RecordMemory, Root};
+use super::node::{RecordMemory, Root, Slot};
+use super::scratch::Dead;
 use super::{RangeTree, Record, Writer, read};
 use crate::reclaim::Guard;
 use crate::sync::atomic::{AtomicU32, Ordering};
@@ -69,9 +70,11 @@ impl LockWord {
         self.0.fetch_sub(1, order) == CLOSED | 1
     }
 
-    /// No reader comes in from here on; whether none is in.
-    fn close(&self) -> bool {
-        self.0.fetch_or(CLOSED, Ordering::Acquire) & !CLOSED == 0
+    /// No reader comes in from here on; how many are in. The word is open: only its tree's one writer closes it.
+    fn close(&self) -> u32 {
+        // An addition, because a processor does it at once and hands the old value back; an `or` with that would be
+        // a loop.
+        self.0.fetch_add(CLOSED, Ordering::Acquire)
     }
 
     fn is_empty(&self) -> bool {
@@ -150,6 +153,18 @@ impl<T: Record + fmt::Debug> fmt::Debug for Locked<'_, T> {
     }
 }
 
+/// The lock word of an entry.
+///
+/// # Safety
+///
+/// T7: the entry is in the tree, and the writer is the caller's.
+#[inline(always)]
+unsafe fn word<T>(slot: &Slot<T>) -> &LockWord {
+    let record = slot.record.cast::<RecordMemory<T>>();
+    // SAFETY: by the caller's promise; values are the first field of their records.
+    &unsafe { &*record }.lock
+}
+
 impl<T: Record> RangeTree<T> {
     /// Locks the entry that contains `addr`, or says that there is none. Never waits.
     ///
@@ -208,35 +223,31 @@ impl<T: Record> RangeTree<T> {
         }
     }
 
-    /// Closes the entries of these records and waits for their readers. On an error they are open again.
+    /// Closes the entries that leave and waits for their readers. On an error they are open again.
     ///
     /// # Safety
     ///
-    /// T7: the records are in the tree, and the writer is the caller's.
+    /// T7: the entries are in the tree, and the writer is the caller's.
     #[inline]
-    pub(super) unsafe fn exclude(
-        &self,
-        records: &(impl Iterator<Item = *mut T> + Clone),
-        wait: Wait<'_>,
-    ) -> Result<(), GaveUp> {
-        let word = |record: *mut T| {
-            let record = record.cast::<RecordMemory<T>>();
+    pub(super) unsafe fn exclude(&self, dead: &[Dead<T>], wait: Wait<'_>) -> Result<(), GaveUp> {
+        let mut readers = 0;
+        for dead in dead {
             // SAFETY: by the caller's promise.
-            &unsafe { &*record }.lock
-        };
-        let mut empty = true;
-        for record in records.clone() {
-            empty &= word(record).close();
+            for (_, slot) in unsafe { dead.entries() } {
+                // SAFETY: by the caller's promise.
+                readers |= unsafe { word(slot) }.close();
+            }
         }
-        if empty || planted("no_exclusion") {
+        if readers == 0 || planted("no_exclusion") {
             return Ok(());
         }
-        let is_empty = || records.clone().all(|record| word(record).is_empty());
-        let result = self.wait_for_readers(is_empty, wait);
+        // SAFETY: by the caller's promise, which goes beyond the wait.
+        let entries = || dead.iter().flat_map(|dead| unsafe { dead.entries() });
+        // SAFETY: as above.
+        let words = || entries().map(|(_, slot)| unsafe { word(slot) });
+        let result = self.wait_for_readers(|| words().all(LockWord::is_empty), wait);
         if result.is_err() {
-            for record in records.clone() {
-                word(record).reopen();
-            }
+            words().for_each(LockWord::reopen);
         }
         result
     }

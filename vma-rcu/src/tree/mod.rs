@@ -44,6 +44,7 @@
 mod build;
 mod check;
 mod gap;
+mod lanes;
 mod lock;
 mod node;
 mod pool;
@@ -341,17 +342,18 @@ impl<T: Record> Drop for RangeTree<T> {
         let Some((queue, mut producer)) = made else {
             return;
         };
-        let mut bytes = 0;
+        let (mut count, mut bytes) = (0, 0);
         // SAFETY: T7: the tree is ours. The nodes are only read here.
         unsafe {
             write::gather::<T>(root, &mut |word| {
                 if producer.reserve(1).is_ok() {
                     producer.push(word);
+                    count += 1;
                     bytes += pool::word_bytes::<T>(word);
                 }
             });
         }
-        producer.publish(&queue, bytes);
+        producer.publish(&queue, count, bytes);
         // Adopted first: else the mark that `close` raises could be spent before the queue is seen.
         self.domain.adopt(Arc::clone(&queue) as _);
         producer.close(&queue);

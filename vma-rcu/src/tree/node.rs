@@ -164,32 +164,21 @@ impl<T: Record> Leaf<T> {
         self.slots[i].start.saturating_sub(self.start_gap(i))
     }
 
-    /// Largest usable gap below an entry; `lo` is the end of the entry before the first one.
+    /// Largest usable gap below one of the first `len` entries; `lo` is the end of the entry before the first one.
     #[inline]
     pub(super) fn max_gap(&self, lo: u64, len: usize) -> u64 {
-        if self.guarded != 0 {
-            return self.few_gaps(lo, 0..len);
-        }
         let len = len.min(LEAF_CAP);
         let (mut max, mut previous) = (0, lo);
+        if self.guarded != 0 {
+            for i in 0..len {
+                max = max.max(self.gap_end(i).saturating_sub(previous));
+                previous = self.ends[i];
+            }
+            return max;
+        }
         for (slot, end) in self.slots[..len].iter().zip(&self.ends[..len]) {
             max = max.max(slot.start.wrapping_sub(previous));
             previous = *end;
-        }
-        max
-    }
-
-    /// Largest usable gap below one of the entries in `range`, of which there are few.
-    #[inline(always)]
-    pub(super) fn few_gaps(&self, lo: u64, range: Range<usize>) -> u64 {
-        let mut previous = match range.start {
-            0 => lo,
-            i => self.ends[i - 1],
-        };
-        let mut max = 0;
-        for i in range {
-            max = max.max(self.gap_end(i).saturating_sub(previous));
-            previous = self.ends[i];
         }
         max
     }

@@ -256,7 +256,7 @@ impl<T: Send + Sync + 'static> Pool<T> {
         stores.records.refill(&mut self.records);
     }
 
-    #[inline]
+    #[inline(always)]
     fn node_memory(&mut self) -> Option<NonNull<NodeMemory<T>>> {
         if self.refused() {
             return None;

@@ -13,12 +13,13 @@
 //! meet later transactions but not earlier ones. A node is exclusive when, from the root down to it, no
 //! node is older than its parent, and the root isn't older than the last snapshot.
 
+use super::lanes::Lanes;
 use super::node::{
     Inner, LEAF_CAP, Leaf, MAX_HEIGHT, NodePtr, PAD, Root, Slot, inner, leaf, max_gap_with,
 };
 use super::pool::Pool;
 use super::repack::{minimum, share};
-use super::scratch::{Item, NoMemory, Scratch, push, reserve};
+use super::scratch::{Dead, Item, NoMemory, Scratch, bits, push};
 use super::search::first_above;
 use super::write::{Edit, New};
 use super::{EditError, Record};
@@ -73,15 +74,17 @@ pub(super) struct Rebuild<'t, T> {
 
 impl<T: Record> Rebuild<'_, T> {
     /// Fills the scratch with what `edits` (sorted, disjoint) do to the tree.
-    pub(super) fn run(&mut self, root: Root, edits: &[Edit]) -> Result<(), EditError> {
+    #[inline(always)]
+    pub(super) fn run<S: Lanes>(&mut self, root: Root, edits: &[Edit]) -> Result<(), EditError> {
         if let [edit] = edits
-            && self.within_leaf(root, edit)?
+            && self.within_leaf::<S>(root, edit)?
         {
             return Ok(());
         }
         self.anywhere(root, edits)
     }
 
+    #[inline(never)]
     fn anywhere(&mut self, root: Root, edits: &[Edit]) -> Result<(), EditError> {
         let cover = Cover { lo: 0, hi: PAD };
         let height = root.height();
@@ -333,13 +336,14 @@ impl<T: Record> Rebuild<'_, T> {
             .map_err(|_| EditError::OutOfMemory)?;
         let mut total = 0;
         let mut changed = false;
+        let mut gone = 0;
         let mut done = 0;
         for edit in edits {
             let new = Part::New(edit.first, edit.first + edit.count);
             changed |= edit.count > 0;
             if let Some(leaf) = leaf {
-                let (from, to) = self.cut(leaf, edit)?;
-                changed |= to > from;
+                let (from, to) = Self::cut(leaf, edit)?;
+                gone |= bits(from..to);
                 total += from - done;
                 parts.push(Part::Old(leaf, done, from));
                 done = to;
@@ -347,7 +351,7 @@ impl<T: Record> Rebuild<'_, T> {
             total += new.len();
             parts.push(new);
         }
-        if !changed {
+        if !changed && gone == 0 {
             return Ok(Effect::Same);
         }
         if let Some(leaf) = leaf {
@@ -356,18 +360,23 @@ impl<T: Record> Rebuild<'_, T> {
             parts.push(Part::Old(leaf, done, len));
         }
         if let Some(node) = node {
-            self.bury(node, 0)?;
+            push(&mut self.scratch.dead, Dead::new(node, 0, gone))?;
+            self.scratch.leaving += gone.count_ones() as usize;
         }
         self.write_leaves(&parts, total, lo)?;
         Ok(Effect::Replaced)
     }
 
     /// The entries of `leaf` that `edit` removes.
-    fn cut(&mut self, leaf: &Leaf<T>, edit: &Edit) -> Result<(usize, usize), EditError> {
+    fn cut(leaf: &Leaf<T>, edit: &Edit) -> Result<(usize, usize), EditError> {
         let from = first_above(&leaf.ends, edit.lo);
         let mut to = from;
         while to < LEAF_CAP && leaf.slots[to].start < edit.hi {
-            self.remove(leaf, to, edit)?;
+            let (start, end) = (leaf.slots[to].start, leaf.ends[to]);
+            if start < edit.lo || end > edit.hi {
+                let window = edit.lo..edit.hi;
+                return Err(EditError::Straddles { window, start, end });
+            }
             to += 1;
         }
         Ok((from, to))
@@ -379,7 +388,7 @@ impl<T: Record> Rebuild<'_, T> {
         parts: &[Part<'_, T>],
         total: usize,
         mut lo: u64,
-    ) -> Result<(), EditError> {
+    ) -> Result<(), NoMemory> {
         let count = total.div_ceil(LEAF_CAP);
         let mut parts = parts.iter();
         let mut part = parts.next();
@@ -414,20 +423,27 @@ impl<T: Record> Rebuild<'_, T> {
 
     /// Memory for a leaf that will have `len` entries.
     #[inline(always)]
-    pub(super) fn new_leaf(&mut self, len: usize) -> Result<NonNull<Leaf<T>>, EditError> {
-        reserve(&mut self.scratch.made, 1)?;
-        let node = self.pool.leaf().ok_or(EditError::OutOfMemory)?;
-        self.scratch.made.push((node.cast(), len));
+    pub(super) fn new_leaf(&mut self, len: usize) -> Result<NonNull<Leaf<T>>, NoMemory> {
+        let node = self.pool.leaf().ok_or(NoMemory)?;
+        self.note_made(node.cast(), len)?;
         Ok(node)
     }
 
     /// Memory for an inner node that will have `len` children.
     #[inline]
-    pub(super) fn new_inner(&mut self, len: usize) -> Result<NonNull<Inner>, EditError> {
-        reserve(&mut self.scratch.made, 1)?;
-        let node = self.pool.inner().ok_or(EditError::OutOfMemory)?;
-        self.scratch.made.push((node.cast(), len));
+    pub(super) fn new_inner(&mut self, len: usize) -> Result<NonNull<Inner>, NoMemory> {
+        let node = self.pool.inner().ok_or(NoMemory)?;
+        self.note_made(node.cast(), len)?;
         Ok(node)
+    }
+
+    #[inline(always)]
+    fn note_made(&mut self, node: NonNull<()>, len: usize) -> Result<(), NoMemory> {
+        let pushed = push(&mut self.scratch.made, (node, len));
+        if pushed.is_err() {
+            self.pool.give_node(node);
+        }
+        pushed
     }
 
     /// A leaf is complete: an item of it.
@@ -438,14 +454,14 @@ impl<T: Record> Rebuild<'_, T> {
         len: usize,
         last: u64,
         gap: u64,
-    ) -> Result<(), EditError> {
+    ) -> Result<(), NoMemory> {
         let item = Item {
             node: node.cast(),
             last,
             gap,
             fresh: Some(len),
         };
-        Ok(push(&mut self.scratch.items, item)?)
+        push(&mut self.scratch.items, item)
     }
 
     /// Copies `count` entries of `source` from its entry `skip` on to entry `at` of `out`.

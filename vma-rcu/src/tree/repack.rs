@@ -5,9 +5,8 @@ use std::ptr::NonNull;
 use smallvec::SmallVec;
 
 use super::node::{ChildWriter, FANOUT, INNER_MIN, LEAF_MIN, Leaf, NodePtr, inner, leaf};
-use super::pool::node_word;
 use super::rebuild::{Part, Rebuild};
-use super::scratch::{Item, push};
+use super::scratch::{Dead, Item, push};
 use super::{EditError, Record};
 
 impl<T: Record> Rebuild<'_, T> {
@@ -113,7 +112,7 @@ impl<T: Record> Rebuild<'_, T> {
 
     /// A node leaves the tree.
     pub(super) fn bury(&mut self, node: NodePtr, height: usize) -> Result<(), EditError> {
-        push(&mut self.scratch.dead, node_word(node, height))?;
+        push(&mut self.scratch.dead, Dead::new(node, height, 0))?;
         Ok(())
     }
 

@@ -1,9 +1,12 @@
 //! What a transaction notes down while it is prepared. The writer keeps the lists for their room.
 
+use std::marker::PhantomData;
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use super::EditError;
-use super::node::{Inner, MAX_HEIGHT, NodePtr};
+use super::node::{Inner, Leaf, MAX_HEIGHT, NodePtr, Slot, leaf};
+use super::pool::{node_word, record_word};
 use crate::sync::atomic::AtomicPtr;
 
 /// A node on its way into its parent.
@@ -19,21 +22,74 @@ pub(super) struct Item {
     pub(super) fresh: Option<usize>,
 }
 
-/// An entry that leaves the tree.
-pub(super) struct Removed<T> {
-    pub(super) start: u64,
-    pub(super) end: u64,
-    pub(super) record: *mut T,
+/// A node that leaves the tree, and which of its entries leave with it.
+pub(super) struct Dead<T> {
+    /// As the disposer wants it ([`node_word`]).
+    word: *mut (),
+    /// Bit i: entry i. None of an inner node.
+    gone: u32,
+    marker: PhantomData<*mut T>,
+}
+
+impl<T> Dead<T> {
+    /// A leaf that goes with the entries that `gone` has a bit of, or an inner node.
+    #[inline(always)]
+    pub(super) fn new(node: NodePtr, height: usize, gone: u32) -> Self {
+        Dead {
+            word: node_word(node, height),
+            gone,
+            marker: PhantomData,
+        }
+    }
+
+    /// The entries that leave: end, start and record.
+    ///
+    /// # Safety
+    ///
+    /// T7: the node can't be freed during `'a`: it is in the tree or has been taken out of it, but isn't retired, or
+    /// only since the writer is the caller's.
+    #[inline(always)]
+    pub(super) unsafe fn entries<'a>(&self) -> impl Iterator<Item = (u64, &'a Slot<T>)>
+    where
+        T: 'a,
+    {
+        let node = self.word;
+        Bits(self.gone).map(move |i| {
+            // SAFETY: by the caller's promise; only leaves have bits, and their words have no mark.
+            let leaf: &Leaf<T> = unsafe { leaf(node) };
+            (leaf.ends[i], &leaf.slots[i])
+        })
+    }
+}
+
+/// Where a word has its bits, ascending.
+struct Bits(u32);
+
+impl Iterator for Bits {
+    type Item = usize;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<usize> {
+        let bit = self.0.trailing_zeros() as usize;
+        self.0 &= self.0.checked_sub(1)?;
+        Some(bit)
+    }
+}
+
+/// The bits of the entries `range` of a leaf.
+#[inline(always)]
+pub(super) fn bits(range: Range<usize>) -> u32 {
+    (1 << range.end) - (1 << range.start)
 }
 
 /// Everything that a prepared transaction will do; kept by the writer for its capacity.
 pub(super) struct Scratch<T> {
     /// Nodes made.
     pub(super) made: Vec<(NonNull<()>, usize)>,
-    /// Words of nodes to retire.
-    pub(super) dead: Vec<*mut ()>,
-    /// Records to retire.
-    pub(super) removed: Vec<Removed<T>>,
+    /// What to retire.
+    pub(super) dead: Vec<Dead<T>>,
+    /// Entries among it.
+    pub(super) leaving: usize,
     /// Gaps to store: node, child, value.
     pub(super) gaps: Vec<(NonNull<Inner>, usize, u64)>,
     /// Keys above which the next entry's gap changes without its leaf being rebuilt.
@@ -42,6 +98,10 @@ pub(super) struct Scratch<T> {
     pub(super) slot: Option<NonNull<AtomicPtr<()>>>,
     /// What to publish; `None`: nothing changes.
     pub(super) value: Option<NodePtr>,
+    /// Entries that come in.
+    pub(super) added: usize,
+    /// The end of the last entry may be another one afterwards.
+    pub(super) end_moves: bool,
     /// The new root is a node that the old one led to.
     pub(super) shared_root: bool,
     /// The way down to the leaf, for edits within one.
@@ -54,11 +114,13 @@ impl<T> Scratch<T> {
         Scratch {
             made: Vec::new(),
             dead: Vec::new(),
-            removed: Vec::new(),
+            leaving: 0,
             gaps: Vec::new(),
             refresh: Vec::new(),
             slot: None,
             value: None,
+            added: 0,
+            end_moves: false,
             shared_root: false,
             path: [(NonNull::dangling(), 0); MAX_HEIGHT],
             items: Vec::new(),
@@ -71,10 +133,22 @@ impl<T> Scratch<T> {
         self.made.capacity().max(self.items.capacity())
     }
 
+    /// Everything that the commit takes out, as words for the disposer.
+    #[inline(always)]
+    pub(super) fn each_retired(&self, mut give: impl FnMut(*mut ())) {
+        for dead in &self.dead {
+            // SAFETY: T7: the leaf is retired here, after its entries.
+            for (_, slot) in unsafe { dead.entries() } {
+                give(record_word(slot.record));
+            }
+            give(dead.word);
+        }
+    }
+
     pub(super) fn clear(&mut self) {
         self.made.clear();
         self.dead.clear();
-        self.removed.clear();
+        self.leaving = 0;
         self.gaps.clear();
         self.refresh.clear();
         self.items.clear();

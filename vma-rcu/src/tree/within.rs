@@ -7,127 +7,124 @@
 //!
 //! Anything else is left to [`Rebuild`], which could do these cases as well, at two to three times the cost.
 
+use std::ops::Range;
 use std::ptr::NonNull;
 
+use super::Record;
+use super::lanes::Lanes;
 use super::node::{
     CHILD_LINES, ChildWriter, FANOUT, LEAF_CAP, LEAF_MIN, Leaf, MAX_HEIGHT, NodePtr, PAD, Root,
-    SLOT_LINES, Slot, inner, leaf, max_gap_with,
+    SLOT_LINES, inner, leaf,
 };
-use super::pool::node_word;
 use super::rebuild::{Part, Rebuild};
-use super::scratch::{Removed, push};
-use super::search::{Portable, Search, prefetch};
+use super::scratch::{Dead, NoMemory, bits, push};
+use super::search::{Search, prefetch};
 use super::write::{Edit, New};
-use super::{EditError, Record};
 
 /// Where the way down, which is in the scratch, has led.
 struct Target<'t, T> {
     node: NodePtr,
     leaf: &'t Leaf<T>,
-    parent: NodePtr,
     /// What the leaf answers for: from the end of the last entry before it to the end of its own last.
     lo: u64,
     hi: u64,
-    height: usize,
-    /// The leaf's largest gap, as its parent has it.
-    gap: u64,
     /// The leaf's parent may be changed in place (T6).
     exclusive: bool,
 }
 
 impl<T: Record> Rebuild<'_, T> {
     /// Does the edit if it is of this kind; false if it isn't, with nothing done.
-    #[inline]
-    pub(super) fn within_leaf(&mut self, root: Root, edit: &Edit) -> Result<bool, EditError> {
-        #[cfg(all(target_arch = "x86_64", not(any(test, loom, small_nodes))))]
-        if super::search::available() {
-            #[cfg_attr(not(target_feature = "avx2"), target_feature(enable = "avx2,popcnt"))]
-            fn fast<T: Record>(
-                rebuild: &mut Rebuild<'_, T>,
-                root: Root,
-                edit: &Edit,
-            ) -> Result<bool, EditError> {
-                rebuild.within_leaf_by::<super::search::Avx2>(root, edit)
-            }
-            #[cfg_attr(
-                target_feature = "avx2",
-                expect(unused_unsafe, reason = "needed where the build doesn't promise AVX2")
-            )]
-            // SAFETY: AVX2 is there.
-            return unsafe { fast(self, root, edit) };
-        }
-        self.within_leaf_by::<Portable>(root, edit)
-    }
-
     #[inline(always)]
-    fn within_leaf_by<S: Search>(&mut self, root: Root, edit: &Edit) -> Result<bool, EditError> {
+    pub(super) fn within_leaf<S: Lanes>(
+        &mut self,
+        root: Root,
+        edit: &Edit,
+    ) -> Result<bool, NoMemory> {
         let Some(target) = self.path_to::<S>(root, edit) else {
             return Ok(false);
         };
         let old = target.leaf;
-        let len = old.len();
+        // What ends within the window, if nothing lies across its borders.
         let from = S::first_above(&old.ends, edit.lo);
-        let mut to = from;
-        while to < len && old.slots[to].start < edit.hi {
-            to += 1;
-        }
+        let to = S::first_above(&old.ends, edit.hi);
+        let starts_below =
+            |i: usize, bound| old.slots.get(i).is_some_and(|slot| slot.start < bound);
+        let straddles = starts_below(from, edit.lo) || starts_below(to, edit.hi);
+        let len = old.len();
         let new_len = len - (to - from) + edit.count;
+        // An edit with no effect, or one that is an error, is left to the other path.
+        if straddles || new_len < LEAF_MIN || to - from + edit.count == 0 {
+            return Ok(false);
+        }
         let news = &self.news[edit.first..edit.first + edit.count];
         let keeps_end =
             to < len || target.hi == PAD || news.last().is_some_and(|new| new.end == target.hi);
-        let changes = to > from || edit.count > 0;
-        // An edit with no effect is left to the other path.
-        if new_len < LEAF_MIN || !changes {
-            return Ok(false);
-        }
         let in_place = target.exclusive && keeps_end && new_len <= LEAF_CAP;
-        if !in_place && !self.parent_takes(&target, new_len, keeps_end) {
+        if !in_place && !self.parent_takes(root.height(), new_len, keeps_end) {
             return Ok(false);
         }
-        for i in from..to {
-            self.remove(old, i, edit)?;
-        }
-        push(&mut self.scratch.dead, node_word(target.node, 0))?;
+        let dead = Dead::new(target.node, 0, bits(from..to));
+        push(&mut self.scratch.dead, dead)?;
+        self.scratch.leaving = to - from;
         if new_len > LEAF_CAP {
-            let parts = [
-                Part::Old(old, 0, from),
-                Part::New(edit.first, edit.first + edit.count),
-                Part::Old(old, to, len),
-            ];
-            self.write_leaves(&parts, new_len, target.lo)?;
-            self.with_parent(&target)?;
+            self.write_split(&target, from..to, edit, new_len)?;
+            self.with_parent::<S>(root, target.lo)?;
             return Ok(true);
         }
         let mut node = self.new_leaf(new_len)?;
         // SAFETY: T7: made by us, not yet shown to anybody.
         let out = unsafe { node.as_mut() };
-        splice_leaf(out, old, from, to, news);
-        let gap = spliced_gap(out, old, &target, from..to, edit.count, new_len);
+        splice_leaf::<S, T>(out, old, from, to, news);
+        let gap = S::max_gap(out, target.lo);
         if in_place {
-            self.publish(target.height, target.height, node.cast(), (target.gap, gap))?;
+            self.publish::<S>(root, root.height(), node.cast(), gap)?;
         } else {
             self.present(node, new_len, out.ends[new_len - 1], gap)?;
-            self.with_parent(&target)?;
+            self.with_parent::<S>(root, target.lo)?;
         }
         Ok(true)
     }
 
+    /// Two leaves, or more, for what doesn't fit into one.
+    #[inline(never)]
+    fn write_split(
+        &mut self,
+        target: &Target<'_, T>,
+        removed: Range<usize>,
+        edit: &Edit,
+        new_len: usize,
+    ) -> Result<(), NoMemory> {
+        let parts = [
+            Part::Old(target.leaf, 0, removed.start),
+            Part::New(edit.first, edit.first + edit.count),
+            Part::Old(target.leaf, removed.end, target.leaf.len()),
+        ];
+        self.write_leaves(&parts, new_len, target.lo)
+    }
+
     /// Whether the leaf's parent can hold what `new_len` entries take, and the pivot that moves, if one does.
-    fn parent_takes(&self, target: &Target<'_, T>, new_len: usize, keeps_end: bool) -> bool {
-        let (parent, i) = self.scratch.path[target.height - 1];
+    #[inline(never)]
+    fn parent_takes(&self, height: usize, new_len: usize, keeps_end: bool) -> bool {
+        let (parent, i) = self.scratch.path[height - 1];
         // SAFETY: T7: the writer is ours; T2: on the way down.
         let parent = unsafe { parent.as_ref() };
         parent.len() - 1 + new_len.div_ceil(LEAF_CAP) <= FANOUT
             && (keeps_end || parent.pivots[i] != PAD)
     }
 
-    /// Puts the leaves that take the old one's place, which are on the item stack, into a new parent.
+    /// Puts the leaves that take the old one's place, which are on the item stack, into a new parent. `lo` is the
+    /// end of the last entry before them.
     #[inline(never)]
-    fn with_parent(&mut self, target: &Target<'_, T>) -> Result<(), EditError> {
-        push(&mut self.scratch.dead, node_word(target.parent, 1))?;
-        let level = target.height - 1;
+    fn with_parent<S: Lanes>(&mut self, root: Root, lo: u64) -> Result<(), NoMemory> {
+        let level = root.height() - 1;
+        let node = match level.checked_sub(1).map(|up| self.scratch.path[up]) {
+            // SAFETY: T7: the writer is ours; T2: on the way down.
+            Some((above, j)) => unsafe { above.as_ref() }.child(j),
+            None => root.node(),
+        };
+        push(&mut self.scratch.dead, Dead::new(node, 1, 0))?;
         let (parent, i) = self.scratch.path[level];
-        // SAFETY: T7: the writer is ours; T2: on the way down.
+        // SAFETY: as above.
         let parent = unsafe { parent.as_ref() };
         // SAFETY: T7: the writer is ours, and nothing is stored before the commit.
         let gaps = unsafe { parent.gaps() };
@@ -138,7 +135,7 @@ impl<T: Record> Rebuild<'_, T> {
         let out = unsafe { made.as_mut() };
         let mut put = ChildWriter::new(out, self.sequence);
         put.children(parent, gaps, 0..i);
-        let mut last = target.lo;
+        let mut last = lo;
         for item in &self.scratch.items {
             last = item.last;
             put.child(item.node.as_ptr(), last, item.gap);
@@ -155,98 +152,78 @@ impl<T: Record> Rebuild<'_, T> {
         put.children(parent, gaps, next..old_len);
         let gap = put.finish();
         self.scratch.items.clear();
-        let own = level.checked_sub(1).map_or(gap, |up| {
-            let (above, j) = self.scratch.path[up];
-            // SAFETY: T7: the writer is ours; T2: on the way down.
-            let above = unsafe { above.as_ref() };
-            // SAFETY: T7: the writer is ours, and nothing is stored before the commit.
-            let gaps = unsafe { above.gaps() };
-            gaps[j]
-        });
-        self.publish(level, target.height, made.cast(), (own, gap))
+        self.publish::<S>(root, level, made.cast(), gap)
     }
 
     /// The leaf that the edit lies in, if there is one and what is above its parent may be changed in place.
     #[inline(always)]
     fn path_to<'t, S: Search>(&mut self, root: Root, edit: &Edit) -> Option<Target<'t, T>> {
-        if root.is_empty() || root.height() == 0 {
-            return None;
-        }
-        let (mut lo, mut hi, mut gap) = (0, PAD, 0);
+        let height = root.height();
         let mut birth = self.floor;
         let mut exclusive = true;
         let mut node = root.node();
-        let mut parent = node;
-        for step in &mut self.scratch.path[..root.height()] {
+        // None in an empty tree, whose root has no height.
+        for step in &mut self.scratch.path[..height] {
             prefetch(node, CHILD_LINES);
             // SAFETY: T7: the writer is ours; T2.
             let inner = unsafe { inner(node) };
             let i = S::first_above(&inner.pivots, edit.lo);
-            let pivot = inner.pivots[i];
-            if i > 0 {
-                lo = inner.pivots[i - 1];
-            }
-            if pivot != PAD {
-                hi = pivot;
-            }
-            // The edit must end where the leaf does, and T6.
-            if edit.hi > hi || !exclusive {
+            // T6.
+            if i >= FANOUT || !exclusive {
                 return None;
             }
             exclusive = inner.birth >= birth;
             birth = inner.birth;
-            // SAFETY: T7: the writer is ours.
-            gap = unsafe { inner.gaps() }[i];
             *step = (NonNull::from(inner), i);
-            parent = node;
             node = inner.child(i);
         }
         prefetch(node, SLOT_LINES);
+        let (parent, i) = self.scratch.path[height.checked_sub(1)?];
+        // SAFETY: T7: the writer is ours; T2: on the way down.
+        let pivots = unsafe { &parent.as_ref().pivots };
+        let lo = match i.checked_sub(1) {
+            Some(before) => pivots[before],
+            None => self.bound(height - 1, |i| i.checked_sub(1)).unwrap_or(0),
+        };
+        let hi = match pivots[i] {
+            PAD => self.bound(height - 1, Some).unwrap_or(PAD),
+            pivot => pivot,
+        };
         // SAFETY: T7, T2.
         let leaf = unsafe { leaf(node) };
-        let height = root.height();
-        Some(Target {
+        // The edit must end where the leaf does.
+        (edit.hi <= hi).then_some(Target {
             node,
             leaf,
-            parent,
             lo,
             hi,
-            height,
-            gap,
             exclusive,
         })
     }
 
-    /// Entry `i` of `leaf` goes.
-    #[inline(always)]
-    pub(super) fn remove(
-        &mut self,
-        leaf: &Leaf<T>,
-        i: usize,
-        edit: &Edit,
-    ) -> Result<(), EditError> {
-        let Slot { start, record } = leaf.slots[i];
-        let end = leaf.ends[i];
-        if start < edit.lo || end > edit.hi {
-            let window = edit.lo..edit.hi;
-            return Err(EditError::Straddles { window, start, end });
-        }
-        push(&mut self.scratch.removed, Removed { start, end, record })?;
-        Ok(())
+    /// The pivot at what `beside` makes of the step down, on the lowest of the first `levels` that has one there.
+    #[inline(never)]
+    fn bound(&self, levels: usize, beside: impl Fn(usize) -> Option<usize>) -> Option<u64> {
+        let steps = self.scratch.path[..levels].iter().rev();
+        steps.copied().find_map(|(inner, i)| {
+            // SAFETY: T7: the writer is ours; T2: on the way down.
+            let pivots = unsafe { &inner.as_ref().pivots };
+            beside(i).map(|i| pivots[i]).filter(|pivot| *pivot != PAD)
+        })
     }
 
-    /// The commit will put `node`, which the first `levels` nodes of the way down lead to, in its place in a tree of
-    /// `height`, and the gaps right on the way up: the node's own changes as `gap` says.
+    /// The commit will put `node`, which the first `levels` nodes of the way down lead to, in its place, and the gaps
+    /// right on the way up: the node's own is `gap`.
     #[inline(always)]
-    fn publish(
+    fn publish<S: Lanes>(
         &mut self,
+        root: Root,
         levels: usize,
-        height: usize,
         node: NonNull<()>,
-        gap: (u64, u64),
-    ) -> Result<(), EditError> {
+        gap: u64,
+    ) -> Result<(), NoMemory> {
         let Some(parent) = levels.checked_sub(1) else {
-            self.scratch.value = Some(Root::new(node, height).0);
+            self.scratch.value = Some(Root::new(node, root.height()).0);
             return Ok(());
         };
         let (inner, i) = self.scratch.path[parent];
@@ -254,7 +231,22 @@ impl<T: Record> Rebuild<'_, T> {
         let inner = unsafe { inner.as_ref() };
         self.scratch.slot = Some(NonNull::from(&inner.children[i]));
         self.scratch.value = Some(node.as_ptr());
-        let (mut before, mut after) = gap;
+        // SAFETY: T7: the writer is ours, and nothing is stored before the commit.
+        let before = unsafe { inner.gaps() }[i];
+        if before != gap {
+            self.note_gaps::<S>(levels, before, gap)?;
+        }
+        Ok(())
+    }
+
+    /// The gap of what the first `levels` nodes of the way down lead to changes from `before` to `after`.
+    #[inline(always)]
+    fn note_gaps<S: Lanes>(
+        &mut self,
+        levels: usize,
+        mut before: u64,
+        mut after: u64,
+    ) -> Result<(), NoMemory> {
         for level in (0..levels.min(MAX_HEIGHT)).rev() {
             if before == after {
                 break;
@@ -275,7 +267,7 @@ impl<T: Record> Rebuild<'_, T> {
             let gaps = unsafe { inner.gaps() };
             let new = match replaced_max(own, before, after) {
                 Some(new) => new,
-                None => max_gap_with(gaps, i, after),
+                None => S::max_with(gaps, i, after),
             };
             (before, after) = (own, new);
         }
@@ -285,53 +277,24 @@ impl<T: Record> Rebuild<'_, T> {
 
 /// Fills `out` with `old`, `news` taking the place of the entries `from..to`.
 #[inline(always)]
-fn splice_leaf<T>(out: &mut Leaf<T>, old: &Leaf<T>, from: usize, to: usize, news: &[New<T>]) {
-    let rest = from + news.len();
-    out.ends = old.ends;
-    // In halves, which are moved in registers; the whole would be a call.
-    let (low, high) = out.slots.split_at_mut(LEAF_CAP / 2);
-    low.copy_from_slice(&old.slots[..LEAF_CAP / 2]);
-    high.copy_from_slice(&old.slots[LEAF_CAP / 2..]);
-    if rest != to {
-        // One loop over both: copies of a few words aren't worth two calls.
-        let tail = LEAF_CAP - rest.max(to);
-        let (ends, slots) = (&old.ends[to..to + tail], &old.slots[to..to + tail]);
-        let into = out.ends[rest..].iter_mut().zip(&mut out.slots[rest..]);
-        for ((end, slot), from) in into.zip(ends.iter().zip(slots)) {
-            (*end, *slot) = (*from.0, *from.1);
-        }
-        for i in rest + tail..LEAF_CAP {
-            out.ends[i] = PAD;
-            out.slots[i] = Slot::UNUSED;
-        }
-    }
-    out.len = old.len + news.len() as u32 - (to - from) as u32;
-    out.guarded = old.guarded & ((1 << from) - 1) | old.guarded >> to << rest;
-    for (i, new) in news.iter().enumerate() {
-        out.ends[from + i] = new.end;
-        out.slots[from + i] = new.slot();
-        out.guarded |= u32::from(new.guarded) << (from + i);
-    }
-}
-
-/// Largest gap of `out`, which is `old` with `count` entries in place of `removed`. The gaps that
-/// change are those of these entries, and of the one after them.
-#[inline(always)]
-fn spliced_gap<T: Record>(
-    out: &Leaf<T>,
+fn splice_leaf<S: Lanes, T>(
+    out: &mut Leaf<T>,
     old: &Leaf<T>,
-    target: &Target<'_, T>,
-    removed: std::ops::Range<usize>,
-    count: usize,
-    len: usize,
-) -> u64 {
-    let old_len = len + removed.len() - count;
-    let before = old.few_gaps(target.lo, removed.start..old_len.min(removed.end + 1));
-    let after = out.few_gaps(target.lo, removed.start..len.min(removed.start + count + 1));
-    match replaced_max(target.gap, before, after) {
-        Some(gap) => gap,
-        None => out.max_gap(target.lo, len),
+    from: usize,
+    to: usize,
+    news: &[New<T>],
+) {
+    let rest = from + news.len();
+    S::splice(out, old, to, rest);
+    let mut guarded = old.guarded & ((1 << from) - 1) | old.guarded >> to << rest;
+    let ends = out.ends[from..rest].iter_mut();
+    for (i, ((end, slot), new)) in ends.zip(&mut out.slots[from..rest]).zip(news).enumerate() {
+        *end = new.end;
+        *slot = new.slot();
+        guarded |= u32::from(new.guarded) << (from + i);
     }
+    out.guarded = guarded;
+    out.len = old.len + news.len() as u32 - (to - from) as u32;
 }
 
 /// The new maximum of gaps of which the largest is `max`, when some, the largest of them `before`, give

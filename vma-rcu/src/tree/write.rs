@@ -6,10 +6,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
 
 use super::gap;
+use super::lanes::Lanes;
 use super::node::{Leaf, Root, Slot};
 use super::pool::{Pool, Recycler, node_bytes, record_bytes, record_word};
 use super::rebuild::Rebuild;
 use super::scratch::{Scratch, push};
+use super::search::Portable;
 use super::{EditError, Entry, MAX_END, RangeTree, Record, View, read};
 use crate::reclaim::{Domain, Panic, Producer, Queue, keep_first};
 use crate::sync::Arc;
@@ -106,22 +108,24 @@ impl<T: Record> Writer<T> {
     }
 
     /// Allocates the record of a new entry.
-    fn adopt(&mut self, range: Range<u64>, value: T) -> Result<(), EditError> {
-        self.news
-            .try_reserve(1)
-            .map_err(|_| EditError::OutOfMemory)?;
+    #[inline]
+    fn adopt(&mut self, range: &Range<u64>, value: T) -> Result<(), EditError> {
         let start_gap = value.start_gap();
-        let record = self
-            .pool
-            .record(value, start_gap)
-            .map_err(|_| EditError::OutOfMemory)?;
-        self.news.push(New {
+        let Ok(record) = self.pool.record(value, start_gap) else {
+            return Err(EditError::OutOfMemory);
+        };
+        let new = New {
             start: range.start,
             end: range.end,
             record,
             guarded: start_gap > 0,
-        });
-        Ok(())
+        };
+        let pushed = push(&mut self.news, new);
+        if pushed.is_err() {
+            // SAFETY: R1: never published, ours alone, and in no list.
+            unsafe { self.pool.drop_record(record.as_ptr()) };
+        }
+        Ok(pushed?)
     }
 
     /// Drops the new entries from index `keep` on, all of them even if a destructor panics.
@@ -144,15 +148,6 @@ impl<T: Record> Writer<T> {
             keep_first(&mut first, result.err());
         }
         first
-    }
-
-    /// Drops new entries that belong to no edit: the iterator of an earlier `splice` panicked.
-    #[inline]
-    fn forget_strays(&mut self) {
-        let noted = self.edits.last().map_or(0, |edit| edit.first + edit.count);
-        if noted < self.news.len() {
-            self.disown(noted);
-        }
     }
 
     /// Undoes whatever stage a transaction has reached short of its commit; finishes one that reached
@@ -186,24 +181,82 @@ impl<T: Record> Writer<T> {
         self.scratch = Scratch::new();
     }
 
+    /// Fills the scratch with what the edits do to the tree.
+    #[inline(always)]
+    fn prepare<S: Lanes>(&mut self, tree: &RangeTree<T>) -> Result<(), EditError> {
+        if self.edits.len() > 1 {
+            sort(&mut self.edits)?;
+        }
+        let (mut rebuild, edits) = rebuild(tree, self);
+        rebuild.run::<S>(tree.root(Ordering::Relaxed), edits)?;
+        let retired = self.scratch.dead.len() + self.scratch.leaving;
+        let reserved = self.producer.reserve(retired);
+        reserved.map_err(|()| EditError::OutOfMemory)?;
+        self.scratch.added = self.news.len();
+        // What lies below the end of the last entry doesn't move it.
+        let old_end = tree.last_end.load(Ordering::Relaxed);
+        self.scratch.end_moves = self.edits.last().is_some_and(|edit| edit.hi >= old_end);
+        Ok(())
+    }
+
     /// Hands over what the commit took out. The list has room: `prepare` saw to it.
+    #[inline]
     fn retire(&mut self) {
         let nodes = self.scratch.dead.len();
-        let records = self.scratch.removed.len();
-        for word in &self.scratch.dead {
-            self.producer.push(*word);
-        }
-        for removed in &self.scratch.removed {
-            self.producer.push(record_word(removed.record));
-        }
-        if nodes + records > 0 {
+        let records = self.scratch.leaving;
+        let count = nodes + records;
+        if count > 0 {
+            let scratch = &self.scratch;
+            if let Some(room) = self.producer.take_room(count) {
+                let mut room = room.iter();
+                scratch.each_retired(|word| {
+                    if let Some(slot) = room.next() {
+                        slot.store(word, Ordering::Relaxed);
+                    }
+                });
+            } else {
+                push_each(scratch, &mut self.producer);
+            }
             let bytes = nodes * node_bytes::<T>() + records * record_bytes::<T>();
-            self.producer.publish(self.pool.queue(), bytes);
+            self.producer.publish(self.pool.queue(), count, bytes);
         }
         self.scratch.clear();
         let grown = self.news.capacity().max(self.scratch.capacity());
-        if nodes + records > KEEP || grown > KEEP {
+        if count.max(grown) > KEEP {
             self.trim();
+        }
+    }
+}
+
+/// Retires what doesn't fit into one segment.
+#[cold]
+fn push_each<T>(scratch: &Scratch<T>, producer: &mut Producer) {
+    scratch.each_retired(|word| producer.push(word));
+}
+
+/// Drops what a `splice` has adopted, unless it comes to its end.
+struct Adopted<'w, T: Record> {
+    writer: &'w mut Writer<T>,
+    /// Index of its first new entry.
+    first: usize,
+}
+
+impl<T: Record> Drop for Adopted<'_, T> {
+    #[cold]
+    fn drop(&mut self) {
+        let panic = self.writer.try_disown(self.first);
+        rethrow(panic);
+    }
+}
+
+/// Goes on with a destructor's panic, unless there is one under way already.
+fn rethrow(panic: Option<Panic>) {
+    if let Some(panic) = panic {
+        if std::thread::panicking() {
+            // What it carries isn't dropped: its destructor could panic as well.
+            std::mem::forget(panic);
+        } else {
+            resume_unwind(panic);
         }
     }
 }
@@ -271,23 +324,17 @@ impl<'a, T: Record> Transaction<'a, T> {
     ) -> Result<(), EditError> {
         check(&window)?;
         let writer = &mut *self.session.writer;
-        writer.forget_strays();
         let first = writer.news.len();
+        let adopted = Adopted { writer, first };
+        let writer = &mut *adopted.writer;
         let mut floor = window.start;
-        let mut result = Ok(());
         for (range, value) in entries {
-            let fits = range.start >= floor && range.end <= window.end;
-            result = check(&range).and_then(|()| {
-                if fits {
-                    floor = range.end;
-                    writer.adopt(range, value)
-                } else {
-                    Err(EditError::OutOfOrder { range })
-                }
-            });
-            if result.is_err() {
-                break;
+            if range.start < floor || range.start >= range.end || range.end > window.end {
+                check(&range)?;
+                return Err(EditError::OutOfOrder { range });
             }
+            floor = range.end;
+            writer.adopt(&range, value)?;
         }
         let edit = Edit {
             lo: window.start,
@@ -295,11 +342,9 @@ impl<'a, T: Record> Transaction<'a, T> {
             first,
             count: writer.news.len() - first,
         };
-        let result = result.and_then(|()| Ok(push(&mut writer.edits, edit)?));
-        if result.is_err() {
-            writer.disown(first);
-        }
-        result
+        push(&mut writer.edits, edit)?;
+        std::mem::forget(adopted);
+        Ok(())
     }
 
     /// Bulk build: `entries` for an empty tree.
@@ -308,14 +353,12 @@ impl<'a, T: Record> Transaction<'a, T> {
         entries: impl IntoIterator<Item = (Range<u64>, T)>,
     ) -> Result<Prepared<'a, T>, EditError> {
         let session = self.session;
-        session.writer.forget_strays();
         let (mut rebuild, _) = rebuild(session.tree, session.writer);
-        let (added, last_end) = rebuild.bulk(entries)?;
-        let totals = Totals {
-            added,
-            last_end: Some(last_end),
-        };
-        Ok(Prepared { session, totals })
+        let added = rebuild.bulk(entries)?;
+        let scratch = &mut session.writer.scratch;
+        scratch.added = added;
+        scratch.end_moves = true;
+        Ok(Prepared { session })
     }
 
     /// Does everything that can fail. Nothing is visible yet.
@@ -326,35 +369,47 @@ impl<'a, T: Record> Transaction<'a, T> {
     /// tree lies across the border of a window, [`EditError::OutOfMemory`]. The tree is then as it was.
     pub fn prepare(self) -> Result<Prepared<'a, T>, EditError> {
         let mut session = self.session;
-        let totals = session.prepare()?;
-        Ok(Prepared { session, totals })
+        session.prepare()?;
+        Ok(Prepared { session })
     }
 }
 
 impl<T: Record> Session<'_, T> {
-    fn prepare(&mut self) -> Result<Totals, EditError> {
-        let writer = &mut *self.writer;
-        writer.forget_strays();
-        if writer.edits.len() > 1 {
-            writer.edits.sort_unstable_by_key(|edit| edit.lo);
-            let overlap = writer.edits.array_windows().find(|[a, b]| a.hi > b.lo);
-            if let Some([_, b]) = overlap {
-                let range = b.lo..b.hi;
-                return Err(EditError::OutOfOrder { range });
-            }
+    #[inline(always)]
+    fn prepare(&mut self) -> Result<(), EditError> {
+        #[inline(never)]
+        fn anywhere<T: Record>(
+            tree: &RangeTree<T>,
+            writer: &mut Writer<T>,
+        ) -> Result<(), EditError> {
+            writer.prepare::<Portable>(tree)
         }
-        let (mut rebuild, edits) = rebuild(self.tree, writer);
-        rebuild.run(self.tree.root(Ordering::Relaxed), edits)?;
-        let retired = writer.scratch.dead.len() + writer.scratch.removed.len();
-        let reserved = writer.producer.reserve(retired);
-        reserved.map_err(|()| EditError::OutOfMemory)?;
-        let old_end = self.tree.last_end.load(Ordering::Relaxed);
-        let last = writer.edits.last();
-        Ok(Totals {
-            added: writer.news.len(),
-            // Nothing happens at the end of the last entry or beyond: it stays.
-            last_end: last.is_none_or(|edit| edit.hi < old_end).then_some(old_end),
-        })
+        #[cfg(all(target_arch = "x86_64", not(any(test, loom, small_nodes))))]
+        if super::search::available() {
+            #[cfg_attr(not(target_feature = "avx2"), target_feature(enable = "avx2,popcnt"))]
+            fn fast<T: Record>(
+                tree: &RangeTree<T>,
+                writer: &mut Writer<T>,
+            ) -> Result<(), EditError> {
+                writer.prepare::<super::search::Avx2>(tree)
+            }
+            #[cfg_attr(
+                target_feature = "avx2",
+                expect(unused_unsafe, reason = "needed where the build doesn't promise AVX2")
+            )]
+            // SAFETY: AVX2 is there.
+            return unsafe { fast(self.tree, self.writer) };
+        }
+        anywhere(self.tree, self.writer)
+    }
+}
+
+/// Puts the edits in order.
+fn sort(edits: &mut [Edit]) -> Result<(), EditError> {
+    edits.sort_unstable_by_key(|edit| edit.lo);
+    match edits.array_windows().find(|[a, b]| a.hi > b.lo) {
+        Some([_, b]) => Err(EditError::OutOfOrder { range: b.lo..b.hi }),
+        None => Ok(()),
     }
 }
 
@@ -386,14 +441,6 @@ impl<T: Record> fmt::Debug for Transaction<'_, T> {
 #[must_use = "nothing is visible before the commit"]
 pub struct Prepared<'a, T: Record> {
     session: Session<'a, T>,
-    totals: Totals,
-}
-
-/// What the commit makes of the tree's cached totals.
-struct Totals {
-    added: usize,
-    /// End of the last entry, where it is known.
-    last_end: Option<u64>,
 }
 
 impl<'a, T: Record> Prepared<'a, T> {
@@ -413,16 +460,11 @@ impl<'a, T: Record> Prepared<'a, T> {
     /// [`GaveUp`]: nothing has changed.
     #[inline]
     pub fn commit_with(self, wait: Wait<'_>) -> Result<Committed<'a, T>, GaveUp> {
-        let Prepared {
-            mut session,
-            totals,
-        } = self;
-        let removed = session.writer.scratch.removed.iter();
-        let records = removed.map(|removed| removed.record);
+        let Prepared { mut session } = self;
         // SAFETY: T7: in the tree until it is published below; the writer is ours.
-        unsafe { session.tree.exclude(&records, wait) }?;
+        unsafe { session.tree.exclude(&session.writer.scratch.dead, wait) }?;
         session.publish();
-        session.account(&totals);
+        session.account();
         Ok(Committed { session })
     }
 }
@@ -446,35 +488,43 @@ impl<T: Record> Session<'_, T> {
     }
 
     /// What only writers look at: cached gaps and totals.
-    fn account(&mut self, totals: &Totals) {
+    fn account(&mut self) {
         let Session { tree, writer } = self;
         let scratch = &writer.scratch;
-        if scratch.shared_root {
-            tree.floor.fetch_max(writer.sequence, Ordering::Relaxed);
-        }
         for (node, child, gap) in &scratch.gaps {
             // SAFETY: T7: a node above the slot, in the tree; the writer is ours.
             let node = unsafe { node.as_ref() };
             // SAFETY: T7: exclusively ours.
             unsafe { node.set_gap(*child, *gap) };
         }
-        let root = tree.root(Ordering::Relaxed);
-        for key in &scratch.refresh {
-            // SAFETY: T7: the writer is ours.
-            unsafe { gap::refresh::<T>(root, *key) };
+        if scratch.shared_root || !scratch.refresh.is_empty() || scratch.end_moves {
+            account_rest(tree, scratch, writer.sequence);
         }
-        let last_end = totals.last_end.unwrap_or_else(|| {
-            // SAFETY: T7: the writer is ours.
-            unsafe { read::last_end::<T>(root) }
-        });
-        tree.last_end.store(last_end, Ordering::Relaxed);
-        let len = tree.len.load(Ordering::Relaxed) + totals.added - scratch.removed.len();
+        let len = tree.len.load(Ordering::Relaxed) + scratch.added - scratch.leaving;
         tree.len.store(len, Ordering::Relaxed);
         #[cfg(debug_assertions)]
         if !cfg!(loom) && writer.sequence.is_multiple_of(super::CHECK_EVERY) {
             let result = tree.locked(writer).check();
             debug_assert!(result.is_ok(), "{result:?}");
         }
+    }
+}
+
+/// What most transactions don't come to: a root that is shared, a leaf that ends elsewhere, a new end of all.
+#[cold]
+fn account_rest<T: Record>(tree: &RangeTree<T>, scratch: &Scratch<T>, sequence: u64) {
+    if scratch.shared_root {
+        tree.floor.fetch_max(sequence, Ordering::Relaxed);
+    }
+    let root = tree.root(Ordering::Relaxed);
+    for key in &scratch.refresh {
+        // SAFETY: T7: the writer is the caller's.
+        unsafe { gap::refresh::<T>(root, *key) };
+    }
+    if scratch.end_moves {
+        // SAFETY: T7: as above.
+        let last_end = unsafe { read::last_end::<T>(root) };
+        tree.last_end.store(last_end, Ordering::Relaxed);
     }
 }
 
@@ -493,17 +543,20 @@ pub struct Committed<'a, T: Record> {
 impl<T: Record> Committed<'_, T> {
     /// The entries that were removed, in ascending order.
     pub fn removed(&self) -> impl ExactSizeIterator<Item = Entry<'_, T>> {
-        self.session
-            .writer
-            .scratch
-            .removed
-            .iter()
-            .map(|removed| Entry {
-                start: removed.start,
-                end: removed.end,
-                // SAFETY: R1: taken out but not retired before `self` is dropped.
-                value: unsafe { &*removed.record },
-            })
+        let scratch = &self.session.writer.scratch;
+        let dead = scratch.dead.iter();
+        // SAFETY: R1: taken out but not retired before `self` is dropped.
+        let entries = dead.flat_map(|dead| unsafe { dead.entries() });
+        let entries = entries.map(|(end, slot)| Entry {
+            start: slot.start,
+            end,
+            // SAFETY: as above.
+            value: unsafe { &*slot.record },
+        });
+        Counted {
+            entries,
+            left: scratch.leaving,
+        }
     }
 
     /// The layout after the commit.
@@ -512,10 +565,32 @@ impl<T: Record> Committed<'_, T> {
     }
 }
 
+/// An iterator whose length is known.
+struct Counted<I> {
+    entries: I,
+    left: usize,
+}
+
+impl<I: Iterator> Iterator for Counted<I> {
+    type Item = I::Item;
+
+    fn next(&mut self) -> Option<I::Item> {
+        let next = self.entries.next()?;
+        self.left -= 1;
+        Some(next)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left, Some(self.left))
+    }
+}
+
+impl<I: Iterator> ExactSizeIterator for Counted<I> {}
+
 impl<T: Record> fmt::Debug for Committed<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Committed")
-            .field("removed", &self.session.writer.scratch.removed.len())
+            .field("removed", &self.session.writer.scratch.leaving)
             .finish_non_exhaustive()
     }
 }
@@ -535,11 +610,7 @@ impl<T: Record> Drop for Writer<T> {
         }
         let panic = self.try_disown(0);
         self.producer.close(self.pool.queue());
-        if let Some(panic) = panic
-            && !std::thread::panicking()
-        {
-            resume_unwind(panic);
-        }
+        rethrow(panic);
     }
 }
 
