@@ -66,7 +66,7 @@ impl<T: Send + 'static> Limbo<T> {
             && let Some(object) = unlink()
         {
             producer.push(Box::into_raw(object).cast());
-            producer.publish(&self.queue, size_of::<T>());
+            producer.publish(&self.queue, 1, size_of::<T>());
             return true;
         }
         false
