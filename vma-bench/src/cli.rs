@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::host::HostArgs;
 use crate::peers::PeersArgs;
 
 /// Replays recorded programs on the library and measures it beside its peers.
@@ -32,6 +33,8 @@ pub enum Command {
     Conform(ConformArgs),
     /// Measure the tree and the address space beside what one would use instead.
     Peers(PeersArgs),
+    /// Measure faults, accesses and unmapping beside the running kernel.
+    Host(HostArgs),
 }
 
 /// Options of the run without a command.

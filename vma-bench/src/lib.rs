@@ -12,6 +12,7 @@
 
 pub mod cli;
 pub mod conform;
+pub mod host;
 pub mod peers;
 pub mod replay;
 pub mod report;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use vma_bench::{
     cli::{Cli, Command},
-    conform, peers, replay,
+    conform, host, peers, replay,
 };
 
 fn main() -> ExitCode {
@@ -16,5 +16,6 @@ fn main() -> ExitCode {
         Some(Command::Replay(args)) => replay::run(&args),
         Some(Command::Conform(args)) => conform::run(&args),
         Some(Command::Peers(args)) => peers::run(&args),
+        Some(Command::Host(args)) => host::run(&args),
     }
 }

@@ -26,11 +26,9 @@
 //!
 //! let shootdown = Shootdown::default();
 //! let mut accessor = shootdown.register();
-//! let first = accessor.enter();
-//! accessor.leave();
+//! let first = accessor.enter().generation();
 //! shootdown.invalidate();
-//! assert_ne!(accessor.enter(), first);
-//! accessor.leave();
+//! assert_ne!(accessor.enter().generation(), first);
 //! ```
 
 use std::fmt;
@@ -153,47 +151,64 @@ pub struct Accessing<'s> {
 }
 
 impl Accessing<'_> {
-    /// In access from here on. Returns the generation: whatever was cached under another one is outdated.
-    ///
-    /// [`leave`](Self::leave) has to follow; until then the thread may wait for nothing.
+    /// In access until the result is dropped; until then the thread may wait for nothing.
     #[inline(always)]
-    pub fn enter(&mut self) -> u64 {
-        debug_assert!(self.sequence.is_multiple_of(2), "in access already");
-        self.sequence += 1;
+    pub fn enter(&mut self) -> InAccess<'_> {
         let order = if planted("relaxed_enter") {
             Ordering::Relaxed
         } else {
             Ordering::Release
         };
-        self.mark.0.store(self.sequence, order);
+        let entered = self.sequence + 1;
+        self.mark.0.store(entered, order);
         match self.shootdown.barrier {
             // Said apart from `light`, so that the frequent case is compiled to nothing.
             Barrier::Asymmetric => compiler_fence(Ordering::SeqCst),
             Barrier::Symmetric => self.shootdown.barrier.light(),
         }
-        self.shootdown.generation.load(Ordering::Acquire)
+        InAccess {
+            generation: self.shootdown.generation.load(Ordering::Acquire),
+            mark: &self.mark,
+            entered,
+            sequence: &mut self.sequence,
+        }
     }
+}
 
-    /// No longer in access.
+/// A thread in access.
+#[derive(Debug)]
+#[must_use = "the access is over when this is dropped"]
+pub struct InAccess<'a> {
+    generation: u64,
+    mark: &'a Mark,
+    entered: u64,
+    /// Once per access, because the next one waits for it.
+    sequence: &'a mut u64,
+}
+
+impl InAccess<'_> {
+    /// Whatever was cached under another generation is outdated.
     #[inline(always)]
-    pub fn leave(&mut self) {
-        debug_assert!(!self.sequence.is_multiple_of(2), "not in access");
-        self.sequence += 1;
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+}
+
+impl Drop for InAccess<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
         let order = if planted("relaxed_leave") {
             Ordering::Relaxed
         } else {
             Ordering::Release
         };
-        self.mark.0.store(self.sequence, order);
+        *self.sequence = self.entered + 1;
+        self.mark.0.store(self.entered + 1, order);
     }
 }
 
 impl Drop for Accessing<'_> {
     fn drop(&mut self) {
-        // A panic in the middle of an access.
-        if !self.sequence.is_multiple_of(2) {
-            self.leave();
-        }
         self.shootdown.unregister(&self.mark);
     }
 }

@@ -32,7 +32,8 @@ impl Memory {
 
     /// One load, through what is cached if that may be used still.
     fn load(&self, accessing: &mut Accessing<'_>, cache: &mut Option<(u64, usize)>) -> u64 {
-        let generation = accessing.enter();
+        let access = accessing.enter();
+        let generation = access.generation();
         let frame = match *cache {
             Some((of, frame)) if of == generation => frame,
             _ => self.mapped.load(Ordering::Relaxed),
@@ -40,7 +41,7 @@ impl Memory {
         *cache = Some((generation, frame));
         // SAFETY: loom reports a concurrent write.
         let value = self.frames[frame].with(|value| unsafe { *value });
-        accessing.leave();
+        drop(access);
         value
     }
 

@@ -69,7 +69,7 @@ pub enum Suite {
 /// Measures everything and prints it. Fails only if the output can't be written.
 pub fn run(args: &PeersArgs) -> ExitCode {
     let begin = Instant::now();
-    let mut report = Report::new(args.json);
+    let mut report = Report::new("peers", args.json);
     let cores = sys::cores();
     if !args.json {
         header(cores);

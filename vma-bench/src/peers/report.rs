@@ -9,6 +9,8 @@ use crate::report::json_line;
 /// Collects rows; in JSON mode each is printed when it's known.
 #[derive(Debug, Default)]
 pub struct Report {
+    /// The command.
+    suite: &'static str,
     json: bool,
     cells: Vec<Cell>,
     broken_pipe: Option<io::Error>,
@@ -25,8 +27,9 @@ struct Cell {
 
 impl Report {
     /// An empty report.
-    pub fn new(json: bool) -> Self {
+    pub fn new(suite: &'static str, json: bool) -> Self {
         Self {
+            suite,
             json,
             ..Self::default()
         }
@@ -41,7 +44,10 @@ impl Report {
         line: &str,
         make: impl FnOnce(String) -> Row,
     ) {
-        let row = make(format!("{section}/{column}/{line}"));
+        let row = Row {
+            suite: format!("{}/{}", self.suite, super::build_kind()),
+            ..make(format!("{section}/{column}/{line}"))
+        };
         if self.json
             && let Err(error) = json_line(&row)
         {

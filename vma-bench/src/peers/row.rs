@@ -55,7 +55,7 @@ impl Target {
 /// One figure. Fields that don't apply are null.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
-    /// `peers/plain` or `peers/native`: what the tool was compiled for.
+    /// Command and what the tool was compiled for, such as `peers/plain`; the report sets it.
     pub suite: String,
     /// Case, variant, size and contestant, separated by slashes.
     pub row: String,
@@ -87,7 +87,7 @@ impl Row {
     /// A row without baseline or target.
     pub fn new(name: impl Into<String>, unit: &str, summary: Summary) -> Self {
         Self {
-            suite: format!("peers/{}", super::build_kind()),
+            suite: String::new(),
             row: name.into(),
             unit: unit.to_owned(),
             value: round(summary.median),

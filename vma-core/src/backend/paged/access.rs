@@ -126,14 +126,12 @@ impl Accessor<'_> {
         f: impl FnOnce(NonNull<u8>) -> R,
     ) -> Result<R, FaultError> {
         let page = addr & !OFFSET;
-        let generation = self.accessing.enter();
+        let now = self.accessing.enter();
         let cached = &self.cache[(addr / PAGE as u64) as usize % CACHED];
-        if generation == self.generation && cached.tag(access) == page {
-            let result = f(cached.memory);
-            self.accessing.leave();
-            return Ok(result);
+        if now.generation() == self.generation && cached.tag(access) == page {
+            return Ok(f(cached.memory));
         }
-        self.accessing.leave();
+        drop(now);
         self.on_page_slow(page, access, f)
     }
 
@@ -145,46 +143,18 @@ impl Accessor<'_> {
         f: impl FnOnce(NonNull<u8>) -> R,
     ) -> Result<R, FaultError> {
         loop {
-            let generation = self.accessing.enter();
-            if generation != self.generation {
+            let now = self.accessing.enter();
+            if now.generation() != self.generation {
                 self.cache.fill(Cached::NONE);
-                self.generation = generation;
+                self.generation = now.generation();
             }
-            if let Some(cached) = self.translate(page, access) {
+            if let Some(cached) = translate(self.space, &self.reader, page, access) {
                 self.cache[(page / PAGE as u64) as usize % CACHED] = cached;
-                let result = f(cached.memory);
-                self.accessing.leave();
-                return Ok(result);
+                return Ok(f(cached.memory));
             }
-            self.accessing.leave();
+            drop(now);
             self.space.fault_page(page, access, &self.reader)?;
         }
-    }
-
-    /// What the tables say, if that does for the access. Between the marks.
-    fn translate(&self, page: u64, access: Access) -> Option<Cached> {
-        let guard = self.reader.pin();
-        let vma = self.space.find(page, &guard)?;
-        let leaf = self.space.backend().state().tables.leaf(page)?;
-        let entry = leaf.entry(index(page));
-        let head = entry.head()?;
-        let tag = |access: Access| {
-            let owned = access != Access::Write || entry.is_owned();
-            if owned && access.is_allowed(vma.flags()) {
-                page
-            } else {
-                NO_PAGE
-            }
-        };
-        // SAFETY: F2, S1: the frame was in the table while this thread is in access, so that it stays until it leaves.
-        let memory = unsafe { head.as_ref() }.memory();
-        let cached = Cached {
-            load: tag(Access::Read),
-            store: tag(Access::Write),
-            fetch: tag(Access::Execute),
-            memory,
-        };
-        (cached.tag(access) == page).then_some(cached)
     }
 
     /// Loads bytes.
@@ -309,28 +279,13 @@ impl Accessor<'_> {
         loop {
             // Not cached: the frame's head is needed.
             self.on_page(page, access, |_| ())?;
-            self.accessing.enter();
-            let frame = self.frame_at(page, access);
-            self.accessing.leave();
+            let now = self.accessing.enter();
+            let frame = frame_at(self.space, &self.reader, page, access);
+            drop(now);
             if let Some(frame) = frame {
                 return Ok(PinnedPage { frame });
             }
         }
-    }
-
-    /// Between the marks.
-    fn frame_at(&self, page: u64, access: Access) -> Option<Frame> {
-        self.translate(page, access)?;
-        let guard = self.reader.pin();
-        self.space.find(page, &guard)?;
-        let leaf = self.space.backend().state().tables.leaf(page)?;
-        let entry = leaf.entry(index(page));
-        let head: NonNull<FrameHead> = entry.head()?;
-        if access == Access::Write && !entry.is_owned() {
-            return None;
-        }
-        // SAFETY: F2, S1: in the table while this thread is in access: its reference stays until it leaves.
-        Some(unsafe { Frame::another(head) })
     }
 
     /// Page by page.
@@ -360,6 +315,57 @@ impl Accessor<'_> {
         }
         Ok(())
     }
+}
+
+/// What the tables say, if that does for the access. Between the marks.
+fn translate(
+    space: &AddressSpace<Paged>,
+    reader: &Reader,
+    page: u64,
+    access: Access,
+) -> Option<Cached> {
+    let guard = reader.pin();
+    let vma = space.find(page, &guard)?;
+    let leaf = space.backend().state().tables.leaf(page)?;
+    let entry = leaf.entry(index(page));
+    let head = entry.head()?;
+    let tag = |access: Access| {
+        let owned = access != Access::Write || entry.is_owned();
+        if owned && access.is_allowed(vma.flags()) {
+            page
+        } else {
+            NO_PAGE
+        }
+    };
+    // SAFETY: F2, S1: the frame was in the table while this thread is in access, so that it stays until it leaves.
+    let memory = unsafe { head.as_ref() }.memory();
+    let cached = Cached {
+        load: tag(Access::Read),
+        store: tag(Access::Write),
+        fetch: tag(Access::Execute),
+        memory,
+    };
+    (cached.tag(access) == page).then_some(cached)
+}
+
+/// Between the marks.
+fn frame_at(
+    space: &AddressSpace<Paged>,
+    reader: &Reader,
+    page: u64,
+    access: Access,
+) -> Option<Frame> {
+    translate(space, reader, page, access)?;
+    let guard = reader.pin();
+    space.find(page, &guard)?;
+    let leaf = space.backend().state().tables.leaf(page)?;
+    let entry = leaf.entry(index(page));
+    let head: NonNull<FrameHead> = entry.head()?;
+    if access == Access::Write && !entry.is_owned() {
+        return None;
+    }
+    // SAFETY: F2, S1: in the table while this thread is in access: its reference stays until it leaves.
+    Some(unsafe { Frame::another(head) })
 }
 
 /// Bytes from `addr` to the end of its page.
