@@ -163,9 +163,9 @@ impl World {
         if before == after {
             let right = match (before % MODES, seen) {
                 (CHANGING, _) | (READABLE, Ok(_)) => true,
-                (UNMAPPED, Err(FaultError::Unmapped(addr))) => addr == at,
-                (DENIED, Err(FaultError::Denied { addr, .. })) => addr == at,
-                (BEYOND, Err(FaultError::BeyondEnd(addr))) => addr == at,
+                (UNMAPPED, Err(FaultError::Unmapped(addr)))
+                | (DENIED, Err(FaultError::Denied { addr, .. }))
+                | (BEYOND, Err(FaultError::BeyondEnd(addr))) => addr == at,
                 _ => false,
             };
             assert!(right, "page {page} in state {before}: {seen:?}");

@@ -147,11 +147,11 @@ impl<B: Backend> ReadGuard<'_, B> {
             let room = resident.len() as u64;
             let part = first.min(room) as usize..last.min(room) as usize;
             if B::ACTIVE {
-                let mut pgoff = vma.vma().pgoff() + pages.count(at - vma.start());
-                for told in &mut resident[part] {
+                let first = pages.count(at - vma.start());
+                for (told, page) in resident[part].iter_mut().zip(first..) {
+                    let pgoff = vma.vma().pgoff().wrapping_add(page);
                     let is_there = self.space.core.backend.is_resident(at, vma.vma(), pgoff);
                     *told = is_there.into();
-                    pgoff += 1;
                     at += pages.bytes(1);
                 }
             } else {

@@ -219,7 +219,7 @@ impl PageBytes<'_> {
     pub fn read(self, at: usize, into: &mut [u8]) {
         self.each(at, into.len(), |place, range| match place {
             Place::Word(word) => {
-                into[range].copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes())
+                into[range].copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
             }
             Place::Byte(byte) => into[range.start] = byte.load(Ordering::Relaxed),
         });

@@ -477,6 +477,7 @@ fn visit(
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests may")]
 mod tests {
     use super::*;
 
