@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use vma_rcu::tree::Record;
 
@@ -25,7 +26,17 @@ pub struct Vma {
     anon: AnonCell,
     /// Bytes kept free below it.
     start_gap: u64,
+    gate: Gate,
 }
+
+/// Closed while a call is at work on the pages behind a mapping: then nothing may be put there, nor used, but by the call. Faults
+/// without a lock find it closed and wait for the space's lock, which the call holds exclusively.
+///
+/// Closed before the mapping is published, so that who finds it finds it closed, or followed by a fence that pairs with that of a
+/// fault ([`AddressSpace`](crate::AddressSpace), `fault_page`). Opened with release when the call is through; who sees that, with
+/// acquire, sees the pages as the call has left them.
+#[derive(Debug, Default)]
+struct Gate(AtomicBool);
 
 /// What few mappings have. Equal by value for merging.
 #[derive(Clone, Debug, Default)]
@@ -70,6 +81,7 @@ impl Clone for Vma {
             extras: self.extras.clone(),
             anon: AnonCell::new(self.anon.get()),
             start_gap: self.start_gap,
+            gate: Gate::default(),
         }
     }
 }
@@ -96,6 +108,7 @@ impl Vma {
             extras: None,
             anon: AnonCell::default(),
             start_gap,
+            gate: Gate::default(),
         }
     }
 
@@ -160,6 +173,15 @@ impl Vma {
     /// Name that the embedder gave, such as `[vdso]`.
     pub fn special_name(&self) -> Option<&Arc<str>> {
         self.extras.as_ref()?.special.as_ref()?.name.as_ref()
+    }
+
+    /// Whether a call is at work on its pages.
+    pub(crate) fn is_gated(&self) -> bool {
+        self.gate.0.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_gated(&self, closed: bool) {
+        self.gate.0.store(closed, Ordering::Release);
     }
 
     pub(crate) fn anon_cell(&self) -> &AnonCell {

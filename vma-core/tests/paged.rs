@@ -231,6 +231,20 @@ fn a_guard_page_is_no_mapping_until_it_is_removed() {
     assert_eq!(byte(&mut cpu, at + PAGE), 0);
 }
 
+/// Also where a first store would give the mapping an identity, and where a call asks.
+#[test]
+fn a_guard_page_of_a_file_stops_a_first_store() {
+    let pool = pool();
+    let space = space(&pool);
+    let at = map_file(&space, &file(2), 2, MapFlags::PRIVATE);
+    space.advise(at, PAGE, Advice::GUARD_INSTALL).unwrap();
+    let mut cpu = space.accessor();
+    assert_eq!(cpu.store_u8(at, 1), Err(FaultError::Unmapped(at)));
+    let touched = space.touch(at, 1, Access::Write);
+    assert_eq!(touched, Err(FaultError::Unmapped(at)));
+    cpu.store_u8(at + PAGE, 1).unwrap();
+}
+
 #[test]
 fn a_child_has_what_the_parent_had_and_each_its_own_from_then_on() {
     let pool = pool();
@@ -266,7 +280,7 @@ fn a_pinned_page_stays() {
     cpu.store_u8(at, 6).unwrap();
     space.unmap(at, PAGE).unwrap();
     let mut bytes = [0];
-    pinned.bytes().read(0, &mut bytes);
+    pinned.read(0, &mut bytes);
     assert_eq!(bytes, [6]);
     assert_eq!(pool.stats().used, 1);
     drop(pinned);

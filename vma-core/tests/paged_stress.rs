@@ -338,3 +338,208 @@ fn no_access_finds_what_a_call_has_forbidden() {
     }
     assert_eq!(pool.stats().used, 0, "every frame is back");
 }
+
+fn run_for(threads: Vec<Box<dyn FnMut() + Send + '_>>) {
+    let until = Instant::now() + Duration::from_millis(700);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for mut thread in threads {
+            let over = &over;
+            scope.spawn(move || {
+                while !over.load(Ordering::Relaxed) && Instant::now() < until {
+                    let step = std::panic::AssertUnwindSafe(|| thread());
+                    if let Err(panic) = std::panic::catch_unwind(step) {
+                        over.store(true, Ordering::Relaxed);
+                        std::panic::resume_unwind(panic);
+                    }
+                }
+            });
+        }
+    });
+}
+
+fn plain_space(pool: &FramePool) -> AddressSpace<Paged> {
+    let backend = Paged::new(Arc::new(pool.clone()));
+    AddressSpace::with_backend(SpaceConfig::default(), &Domain::default(), backend).unwrap()
+}
+
+fn file_of(pages: u64, pool: &FramePool) -> Arc<OpenFile> {
+    let object = FileObject::builder(FileKind::Shmem, "f")
+        .len(pages * PAGE)
+        .frames(Arc::new(pool.clone()))
+        .build();
+    OpenFile::new(object, AccessMode::ReadWrite)
+}
+
+fn map_file(space: &AddressSpace<Paged>, file: &Arc<OpenFile>, at: u64, prot: Prot, pages: u64) {
+    let request = MapRequest {
+        addr: at,
+        flags: MapFlags::SHARED | MapFlags::FIXED,
+        file: Some(file.clone()),
+        ..MapRequest::anonymous(pages * PAGE, prot)
+    };
+    space.map(&request).unwrap();
+}
+
+fn map_private(space: &AddressSpace<Paged>, at: u64, pages: u64) {
+    let request = MapRequest {
+        addr: at,
+        flags: MapFlags::PRIVATE | MapFlags::ANONYMOUS | MapFlags::FIXED,
+        ..MapRequest::anonymous(pages * PAGE, RW)
+    };
+    space.map(&request).unwrap();
+}
+
+/// Memory that takes the place of a file that mustn't be written is written; the file isn't, and no store is lost.
+#[test]
+fn a_store_goes_to_the_mapping_that_allows_it() {
+    const PAGES: u64 = 64;
+    let pool = FramePool::default();
+    let space = &plain_space(&pool);
+    let file = &file_of(PAGES, &pool);
+    let last = AT + (PAGES - 1) * PAGE;
+    // Read only, and nothing at the last page but one: a hole that is filled.
+    let replace = Box::new(move || {
+        map_file(space, file, AT, Prot::READ, PAGES);
+        space
+            .touch(AT, PAGES * PAGE, vma_core::Access::Read)
+            .unwrap();
+        space.unmap(last - PAGE, PAGE).unwrap();
+        map_private(space, AT, PAGES);
+        let mut bytes = vec![9; (PAGES * PAGE) as usize];
+        file.read_at(0, &mut bytes).unwrap();
+        assert!(
+            bytes.iter().all(|byte| *byte == 0),
+            "a read-only file was written"
+        );
+    });
+    let store = |at: u64| -> Box<dyn FnMut() + Send + '_> {
+        Box::new(move || {
+            let mut cpu = space.accessor();
+            for i in 1..500 {
+                let _ = cpu.store_u64(at, i);
+            }
+        })
+    };
+    run_for(vec![replace, store(last), store(last - PAGE)]);
+}
+
+/// [C8] Whoever writes A and then B: no child has the new B without the new A.
+#[test]
+fn a_child_is_of_one_instant() {
+    const PAGES: u64 = 40;
+    let pool = FramePool::default();
+    let space = &plain_space(&pool);
+    map_private(space, AT, PAGES);
+    let mut number = 0;
+    let write = Box::new(move || {
+        let mut cpu = space.accessor();
+        for _ in 0..50 {
+            number += 1;
+            // Downwards and upwards, as a copy page by page would be caught either way.
+            let order: Vec<u64> = if number % 2 == 0 {
+                (0..PAGES).collect()
+            } else {
+                (0..PAGES).rev().collect()
+            };
+            for page in order {
+                cpu.store_u64(AT + page * PAGE, number).unwrap();
+            }
+        }
+    });
+    let fork = Box::new(move || {
+        let child = space.dup().unwrap();
+        let mut cpu = child.accessor();
+        let seen: Vec<u64> = (0..PAGES)
+            .map(|page| cpu.load_u64(AT + page * PAGE).unwrap())
+            .collect();
+        let (low, high) = (seen.iter().min().unwrap(), seen.iter().max().unwrap());
+        // One round is under way, and it has come so far in its own order.
+        assert!(high - low <= 1, "{seen:?}");
+        let ordered = if high % 2 == 0 {
+            seen.is_sorted_by(|a, b| a >= b)
+        } else {
+            seen.is_sorted()
+        };
+        assert!(ordered, "{seen:?}");
+    });
+    run_for(vec![write, fork]);
+}
+
+/// [C7] A page on its way from one place to another doesn't escape truncation, nor does a child's copy.
+#[test]
+fn what_moves_is_truncated_as_well() {
+    const PAGES: u64 = 8;
+    let pool = FramePool::default();
+    let space = &plain_space(&pool);
+    let file = &file_of(PAGES, &pool);
+    let private = |at: u64| {
+        let request = MapRequest {
+            addr: at,
+            flags: MapFlags::PRIVATE | MapFlags::FIXED,
+            file: Some(file.clone()),
+            ..MapRequest::anonymous(PAGES * PAGE, RW)
+        };
+        space.map(&request).unwrap();
+    };
+    map_file(space, file, AT, RW, PAGES);
+    private(FILE_AT);
+    let places = [AT, AT + 0x100_0000, FILE_AT, FILE_AT + 0x100_0000];
+    let travel = Box::new(move || {
+        for pair in places.chunks(2) {
+            for (addr, new_addr) in [(pair[0], pair[1]), (pair[1], pair[0])] {
+                let request = RemapRequest {
+                    addr,
+                    old_len: PAGES * PAGE,
+                    new_len: PAGES * PAGE,
+                    flags: RemapFlags::MAYMOVE | RemapFlags::FIXED,
+                    new_addr,
+                };
+                space.remap(&request).unwrap();
+            }
+        }
+    });
+    let truncate = Box::new(move || {
+        let mut cpu = space.accessor();
+        for at in places {
+            for page in 0..PAGES {
+                let _ = cpu.store_u64(at + page * PAGE, 7);
+            }
+        }
+        file.truncate(0).unwrap();
+        for _ in 0..3 {
+            for at in places {
+                for page in 0..PAGES {
+                    let seen = cpu.load_u64(at + page * PAGE);
+                    assert!(seen.is_err(), "{seen:?} at {at:#x}, page {page}");
+                }
+            }
+        }
+        file.truncate(PAGES * PAGE).unwrap();
+    });
+    let fork = Box::new(move || {
+        let child = space.dup().unwrap();
+        drop(child);
+    });
+    run_for(vec![travel, truncate, fork]);
+}
+
+/// The last handle of a pool and its last frames may go in any order, in several threads.
+#[test]
+fn spaces_that_share_a_pool_may_go_at_once() {
+    for _ in 0..200 {
+        let pool = FramePool::default();
+        let parent = plain_space(&pool);
+        map_private(&parent, AT, 40);
+        parent
+            .touch(AT, 40 * PAGE, vma_core::Access::Write)
+            .unwrap();
+        let child = parent.dup().unwrap();
+        child.touch(AT, 20 * PAGE, vma_core::Access::Write).unwrap();
+        drop(pool);
+        std::thread::scope(|scope| {
+            scope.spawn(move || drop(parent));
+            scope.spawn(move || drop(child));
+        });
+    }
+}

@@ -6,7 +6,6 @@ use std::fmt;
 
 use vma_rcu::reclaim::Domain;
 
-use crate::addr::VmRange;
 use crate::error::PublishError;
 use crate::file::{FileObject, FileObjectBuilder};
 use crate::limits::{ConfigError, SpaceConfig};
@@ -117,11 +116,9 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// [`PublishError`]: the call fails with `ENOMEM` and changes nothing.
     fn prepare(&self, changes: &[PageChange]) -> Result<(), PublishError>;
 
-    /// What was prepared isn't published after all. The space's lock is held exclusively.
-    fn cancel(&self, changes: &[PageChange]);
-
     /// Makes changes, in their order, after they were published. `hole` says between which addresses nothing is mapped around one that isn't.
-    /// When it returns no access uses what was there before. The space's lock is held exclusively.
+    /// When it returns no access uses what was there before. The space's lock is held exclusively, and mappings whose pages are zapped or moved take no
+    /// faults.
     fn commit(&self, changes: &[PageChange], hole: &dyn Fn(u64) -> (u64, u64));
 
     /// Makes a page accessible. The caller has a guard of the space's domain, or the space's lock.
@@ -133,15 +130,24 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// Whether a page is present: first byte, mapping, offset in its file in pages. The space's lock is held.
     fn is_resident(&self, addr: u64, vma: &Vma, pgoff: u64) -> bool;
 
-    /// What the child of a fork gets: the private pages of these ranges, and guard pages. Stores that the parent makes from here on aren't seen in the child,
-    /// nor the reverse. The space's lock is held exclusively.
+    /// The backend of a child. Nothing is behind its mappings yet.
     ///
     /// # Errors
-    /// Memory ran out; the parent is as it was.
-    fn dup(&self, ranges: &[VmRange]) -> Result<Self, PublishError>;
+    /// Memory ran out.
+    fn dup(&self) -> Result<Self, PublishError>;
+
+    /// What the child of a fork gets: the private pages of these ranges, and guard pages. Stores that the parent makes from here on aren't seen in the child,
+    /// nor the reverse; no fault is under way in these ranges. The space's lock is held exclusively, and nobody has the child yet but files that take pages out of it.
+    ///
+    /// # Errors
+    /// Memory ran out; the parent is as it was, and the child will be dropped.
+    fn dup_pages(&self, child: &Self, ranges: &[(u64, u64)]) -> Result<(), PublishError>;
 
     /// Lets go of a file's pages. Called by the file, with no lock of the space's held, under a guard of its domain.
     fn unmap_file(&self, unmap: &FileUnmap<'_>);
+
+    /// The same for those pages of a range that their file has let go of already, whichever file that is.
+    fn unmap_removed(&self, start: u64, end: u64);
 
     /// What shared anonymous memory is made of.
     fn shared_memory(&self, builder: FileObjectBuilder) -> FileObjectBuilder {
@@ -173,8 +179,6 @@ impl Backend for () {
         Ok(())
     }
 
-    fn cancel(&self, _changes: &[PageChange]) {}
-
     fn commit(&self, _changes: &[PageChange], _hole: &dyn Fn(u64) -> (u64, u64)) {}
 
     fn fault(&self, _fault: &Fault<'_>) -> Result<Faulted, FaultError> {
@@ -185,9 +189,15 @@ impl Backend for () {
         false
     }
 
-    fn dup(&self, _ranges: &[VmRange]) -> Result<Self, PublishError> {
+    fn dup(&self) -> Result<Self, PublishError> {
+        Ok(())
+    }
+
+    fn dup_pages(&self, _child: &Self, _ranges: &[(u64, u64)]) -> Result<(), PublishError> {
         Ok(())
     }
 
     fn unmap_file(&self, _unmap: &FileUnmap<'_>) {}
+
+    fn unmap_removed(&self, _start: u64, _end: u64) {}
 }

@@ -12,8 +12,12 @@
 //! pages out of the cache
 //! ```
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::Range;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
 
 use super::cache::FilePage;
 use super::{FileKind, FileObject, FileSizeError, OpenFile, Seals};
@@ -27,14 +31,29 @@ pub(crate) trait Mapper: Send + Sync {
 }
 
 /// Spaces that map a file, or have mapped it. A superset of those that do: a space comes in before its first mapping of the file
-/// can be faulted, and goes when it's gone.
+/// can be faulted, and is forgotten some time after it's gone.
 #[derive(Default)]
-pub(super) struct Mappers(parking_lot::Mutex<Vec<Weak<dyn Mapper>>>);
+pub(super) struct Mappers(Mutex<Known>);
 
-impl std::fmt::Debug for Mappers {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+#[derive(Default)]
+struct Known {
+    /// By address, which stays theirs as long as they are here.
+    spaces: BTreeMap<usize, Weak<dyn Mapper>>,
+    /// Those that were left when the dead ones were last thrown out.
+    living: usize,
+}
+
+impl Known {
+    fn forget_dead(&mut self) {
+        self.spaces.retain(|_, mapper| mapper.strong_count() > 0);
+        self.living = self.spaces.len();
+    }
+}
+
+impl fmt::Debug for Mappers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Mappers")
-            .field("spaces", &self.0.lock().len())
+            .field("spaces", &self.0.lock().spaces.len())
             .finish()
     }
 }
@@ -127,30 +146,36 @@ impl FileObject {
     /// # Errors
     /// `EFBIG`; `EPERM` when sealed against growing; `ENOMEM`.
     pub fn write_at(&self, offset: u64, from: &[u8]) -> Result<(), FileIoError> {
+        self.write_if(offset, from, |_| Ok(()))
+    }
+
+    /// The same, if the seals that it has then allow it.
+    fn write_if(
+        &self,
+        offset: u64,
+        from: &[u8],
+        allow: impl FnOnce(Seals) -> Result<(), FileIoError>,
+    ) -> Result<(), FileIoError> {
         let end = offset
             .checked_add(from.len() as u64)
             .filter(|end| *end <= MAX);
         let end = end.ok_or(FileIoError::TooLarge(u64::MAX))?;
-        if from.is_empty() {
-            return Ok(());
+        // Length, seals and holes stay as they are meanwhile.
+        let _order = self.resizing();
+        allow(self.current_seals())?;
+        if end > self.len() && !from.is_empty() {
+            self.resize(end)?;
         }
-        self.grow_to(end)?;
         let mut done = 0;
         for (pgoff, range) in by_page(offset, end) {
             let part = &from[done..done + range.len()];
-            loop {
-                match self.pages().get_or_make(self, pgoff) {
-                    FilePage::Frame(frame) => {
-                        frame.bytes().write(range.start, part);
-                        break;
-                    }
-                    // A hole is being punched; that call waits for nothing of ours.
-                    FilePage::Busy => std::thread::yield_now(),
-                    // Truncated meanwhile.
-                    FilePage::BeyondEnd => break,
-                    FilePage::OutOfMemory => {
-                        return Err(FileIoError::OutOfMemory(pgoff * PAGE as u64));
-                    }
+            match self.pages().get_or_make(self, pgoff) {
+                FilePage::Frame(frame) => frame.bytes().write(range.start, part),
+                FilePage::OutOfMemory => {
+                    return Err(FileIoError::OutOfMemory(pgoff * PAGE as u64));
+                }
+                FilePage::Busy | FilePage::BeyondEnd => {
+                    unreachable!("pages leave under the lock that is held")
                 }
             }
             done += range.len();
@@ -206,9 +231,9 @@ impl FileObject {
     /// Takes pages out of all mappings.
     fn unmap_pages(&self, range: Range<u64>, copies: bool) {
         let mappers: Vec<_> = {
-            let mut mappers = self.mappers().0.lock();
-            mappers.retain(|mapper| mapper.strong_count() > 0);
-            mappers.iter().filter_map(Weak::upgrade).collect()
+            let mut known = self.mappers().0.lock();
+            known.forget_dead();
+            known.spaces.values().filter_map(Weak::upgrade).collect()
         };
         for mapper in mappers {
             mapper.unmap_pages(self, range.clone(), copies);
@@ -216,15 +241,17 @@ impl FileObject {
     }
 
     /// A space maps the file from now on.
-    pub(crate) fn add_mapper(&self, mapper: &std::sync::Arc<impl Mapper + 'static>) {
-        let mut mappers = self.mappers().0.lock();
-        let known = |other: &Weak<dyn Mapper>| {
-            std::ptr::addr_eq(other.as_ptr(), std::sync::Arc::as_ptr(mapper))
-        };
-        if !mappers.iter().any(known) {
-            let weak: Weak<dyn Mapper> = std::sync::Arc::<_>::downgrade(mapper) as _;
-            mappers.push(weak);
+    pub(crate) fn add_mapper(&self, mapper: &Arc<impl Mapper + 'static>) {
+        let mut known = self.mappers().0.lock();
+        let address = Arc::as_ptr(mapper).addr();
+        if known.spaces.contains_key(&address) {
+            return;
         }
+        if known.spaces.len() > 2 * known.living + 8 {
+            known.forget_dead();
+        }
+        let weak: Weak<dyn Mapper> = Arc::<_>::downgrade(mapper) as _;
+        known.spaces.insert(address, weak);
     }
 
     /// Pages that have a frame.
@@ -273,11 +300,13 @@ impl OpenFile {
     pub fn write_at(&self, offset: u64, from: &[u8]) -> Result<(), FileIoError> {
         check(offset, 0)?;
         self.check_writable(Errno::EBADF)?;
-        let seals = self.object().current_seals();
-        if seals.intersects(NO_WRITING) {
-            return Err(FileIoError::Sealed(seals));
-        }
-        self.object().write_at(offset, from)
+        self.object().write_if(offset, from, |seals| {
+            if seals.intersects(NO_WRITING) {
+                Err(FileIoError::Sealed(seals))
+            } else {
+                Ok(())
+            }
+        })
     }
 
     /// ftruncate(2).

@@ -247,20 +247,8 @@ impl FileObject {
         self.resize(len)
     }
 
-    /// Makes it at least so long.
-    pub(super) fn grow_to(&self, len: u64) -> Result<(), FileSizeError> {
-        if len <= self.len() {
-            return Ok(());
-        }
-        let _order = self.sealing.lock();
-        if len <= self.len() {
-            return Ok(());
-        }
-        self.resize(len)
-    }
-
     /// With `sealing` locked.
-    fn resize(&self, len: u64) -> Result<(), FileSizeError> {
+    pub(super) fn resize(&self, len: u64) -> Result<(), FileSizeError> {
         let from = self.len();
         let seals = self.current_seals();
         if (len < from && seals.contains(Seals::SHRINK))

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use vma_rcu::tree::Record as _;
 
 use super::draft::HookEvent;
+use super::gate::Gates;
 use super::{AddressSpace, Inner, WriteGuard};
 use crate::accounting::{Totals, check_commit};
 use crate::addr::VmRange;
@@ -97,10 +98,10 @@ fn copy_entries<B: Backend>(
 }
 
 /// Where a mapping of the child has pages that no file gives it: private ones, and guard pages.
-fn inherited_pages((range, vma): &(Range<u64>, Vma)) -> Option<VmRange> {
+fn inherited_pages((range, vma): &(Range<u64>, Vma)) -> Option<(u64, u64)> {
     let flags = vma.flags();
     let has_own = !vma.anon().is_none() || flags.contains(VmaFlags::MAYBE_GUARD);
-    (has_own && !flags.contains(VmaFlags::WIPEONFORK)).then(|| VmRange::new(range.start, range.end))
+    (has_own && !flags.contains(VmaFlags::WIPEONFORK)).then_some((range.start, range.end))
 }
 
 /// Owners and files that have to hear of the copies, once they exist.
@@ -135,12 +136,12 @@ impl<B: Backend> WriteGuard<'_, B> {
     fn copy(
         &mut self,
         copying: Copying,
-        backend: impl FnOnce(&[VmRange]) -> Result<B, PublishError>,
+        backend: impl FnOnce() -> Result<B, PublishError>,
     ) -> Result<AddressSpace<B>, DupError> {
         let config = self.space.config.load_full();
         let mut ids = self.space.identities.lock().clone();
         let (entries, totals) = copy_entries(self, &config, &mut ids, copying)?;
-        let ranges = if B::ACTIVE {
+        let ranges: Vec<_> = if B::ACTIVE && copying == Copying::Fork {
             entries.iter().filter_map(inherited_pages).collect()
         } else {
             Vec::new()
@@ -148,7 +149,7 @@ impl<B: Backend> WriteGuard<'_, B> {
         let mut child = AddressSpace::assemble(
             SpaceConfig::clone(&config),
             self.space.core.tree.domain(),
-            backend(&ranges)?,
+            backend()?,
             ids,
         );
         if B::ACTIVE {
@@ -167,11 +168,33 @@ impl<B: Backend> WriteGuard<'_, B> {
         inherit(inner, parent, copying);
         inner.totals = totals;
         built.map_err(|_| PublishError::NoMemory)?;
+        self.copy_pages(&mut child, &ranges)?;
         self.after.tell(followed.hooks);
         for file in followed.writable {
             file.count_writable(1);
         }
         Ok(child)
+    }
+
+    /// The pages of a child whose layout is there, of one instant: no fault is under way meanwhile, and when the last store
+    /// through an older translation is over, both have the same.
+    fn copy_pages(
+        &self,
+        child: &mut AddressSpace<B>,
+        ranges: &[(u64, u64)],
+    ) -> Result<(), PublishError> {
+        let core = &self.space.core;
+        let view = core.tree.locked(&self.inner().writer);
+        Gates::new(view, ranges).close();
+        let gates = Gates::new(view, ranges);
+        let result = core.backend.dup_pages(&child.core.backend, ranges);
+        drop(gates);
+        result?;
+        let view = child.core.tree.locked(&child.inner.get_mut().writer);
+        for (start, end) in ranges {
+            child.core.recheck_files(view, *start, *end);
+        }
+        Ok(())
     }
 
     /// As [`AddressSpace::dup`].
@@ -180,7 +203,7 @@ impl<B: Backend> WriteGuard<'_, B> {
     /// As there.
     pub fn dup(&mut self) -> Result<AddressSpace<B>, DupError> {
         let space = self.space;
-        self.copy(Copying::Fork, |ranges| space.core.backend.dup(ranges))
+        self.copy(Copying::Fork, || space.core.backend.dup())
     }
 
     /// As [`AddressSpace::checkpoint`].
@@ -192,7 +215,7 @@ impl<B: Backend> WriteGuard<'_, B> {
         B: Clone,
     {
         let space = self.space;
-        self.copy(Copying::Exact, |_| Ok(space.core.backend.clone()))
+        self.copy(Copying::Exact, || Ok(space.core.backend.clone()))
     }
 }
 

@@ -124,6 +124,14 @@ impl<'a, B: Backend> Pager<'a, B> {
         })
     }
 
+    /// Nothing is mapped at `addr`, and what comes next is a stack.
+    fn may_grow(&self, addr: u64) -> bool {
+        self.find(addr).is_none()
+            && self
+                .next(addr)
+                .is_some_and(|next| next.flags().contains(VmaFlags::GROWSDOWN))
+    }
+
     /// Gives the mapping at `addr` an identity if it has none (`anon_vma_prepare`).
     pub(super) fn identify(&self, addr: u64) {
         let Some(vma) = self.find(addr).filter(|vma| vma.vma.anon().is_none()) else {
@@ -323,16 +331,26 @@ impl<B: Backend> AddressSpace<B> {
             if identifies(access, flags) && vma.anon().is_none() {
                 break;
             }
-            let still = || self.core.tree.find(page, &guard);
+            if vma.is_gated() {
+                break;
+            }
+            // Asked under the leaf's lock, after a fence that pairs with those of calls: see `Gates`.
+            let attached = || {
+                let now = self.core.tree.find(page, &guard);
+                now.is_some_and(|now| std::ptr::eq(now.value, vma)) && !vma.is_gated()
+            };
             let fault = Fault {
                 addr: page,
                 access,
                 vma,
-                pgoff: vma.pgoff() + (page - entry.start) / PAGE as u64,
-                attached: &|| still().is_some_and(|now| std::ptr::eq(now.value, vma)),
+                pgoff: vma.pgoff().wrapping_add((page - entry.start) / PAGE as u64),
+                attached: &attached,
             };
-            if self.core.backend.fault(&fault)? == Faulted::Done {
-                return Ok(());
+            match self.core.backend.fault(&fault) {
+                Ok(Faulted::Done) => return Ok(()),
+                Err(error) if attached() => return Err(error),
+                // What was wrong may be another mapping's doing.
+                Ok(Faulted::Again) | Err(_) => {}
             }
         }
         self.touch(page, 1, access)
@@ -374,7 +392,8 @@ impl<B: Backend> AddressSpace<B> {
                         at = to;
                         continue;
                     }
-                    Err(FaultError::Unmapped(_)) => {}
+                    // A guard page, or no stack above that could grow down to here.
+                    Err(FaultError::Unmapped(_)) if pager.may_grow(at) => {}
                     Err(error) => return Err(error),
                 }
             }

@@ -1,6 +1,7 @@
 //! The two sides of the lock, and publishing.
 
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 use std::{fmt, iter, mem};
 
 use vma_rcu::lock_order::Held;
@@ -9,12 +10,14 @@ use vma_rcu::tree::View;
 use vma_rcu::wait::Wait;
 
 use super::draft::{Changes, Draft, Followed, HookEvent, Piece};
+use super::gate::Gates;
 use super::{AddressSpace, Inner};
 use crate::accounting::Totals;
-use crate::backend::Backend;
+use crate::backend::{Backend, PageChange};
 use crate::error::PublishError;
 use crate::limits::SpaceConfig;
 use crate::vma::Vma;
+use smallvec::SmallVec;
 
 /// The layout is stable while this lives.
 pub struct ReadGuard<'s, B: Backend = ()> {
@@ -175,37 +178,79 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
         if B::ACTIVE && !(changes.windows.is_empty() && changes.pages.is_empty()) {
             self.commit_with_pages(changes)
         } else {
-            self.publish(changes)
+            if let Some(followed) = self.publish(changes)? {
+                self.follow(*followed);
+            }
+            Ok(())
         }
     }
 
     /// The same for a backend that has something behind mappings.
+    ///
+    /// ```text
+    /// gates of what pages are moved from: closed     faults in there wait for this call
+    /// prepare                                         can fail: the gates are opened
+    /// publish, with the gates of the new pieces closed
+    /// commit of the backend                           old pages go, nobody uses them any more
+    /// gates of the new pieces: opened
+    /// ```
     fn commit_with_pages(&mut self, changes: &mut Changes) -> Result<(), PublishError> {
-        let core = &self.space.core;
+        let space = self.space;
+        let core = &space.core;
         if let Some(refused) = self.refused {
             return Err(refused);
         }
-        core.backend.prepare(&changes.pages)?;
-        for piece in changes.windows.iter().flat_map(|window| &window.pieces) {
-            // Before anything of it can be faulted.
-            if let Some(file) = piece.vma.file() {
-                file.object().add_mapper(core);
+        for window in &changes.windows {
+            for piece in &window.pieces {
+                // Before anything of it can be faulted.
+                if let Some(file) = piece.vma.file() {
+                    file.object().add_mapper(core);
+                }
+                let affected = |change: &PageChange| touches(change, piece.start, piece.end);
+                piece.vma.set_gated(changes.pages.iter().any(affected));
             }
         }
-        if let Err(error) = self.publish(changes) {
-            core.backend.cancel(&changes.pages);
-            return Err(error);
-        }
+        let sources: SmallVec<[_; 2]> = changes.pages.iter().filter_map(source).collect();
+        Gates::new(core.tree.locked(&self.inner().writer), &sources).close();
+        let result = match core.backend.prepare(&changes.pages) {
+            Ok(()) => self.publish(changes),
+            Err(error) => Err(error),
+        };
         let view = core.tree.locked(&self.inner().writer);
+        let followed = match result {
+            Ok(followed) => followed,
+            Err(error) => {
+                drop(Gates::new(view, &sources));
+                return Err(error);
+            }
+        };
+        let windows: SmallVec<[_; 2]> = changes
+            .windows
+            .iter()
+            .map(|window| (window.start, window.end))
+            .collect();
+        let gates = Gates::new(view, &windows);
+        // Whoever has linked a table by now is seen, or sees what was published.
+        fence(Ordering::SeqCst);
         core.backend.commit(&changes.pages, &|at| hole(view, at));
+        for change in &changes.pages {
+            if let PageChange::Move { to, len, .. } = *change {
+                core.recheck_files(view, to, to + len);
+            }
+        }
+        drop(gates);
+        if let Some(followed) = followed {
+            self.follow(*followed);
+        }
         Ok(())
     }
 
-    fn publish(&mut self, changes: &mut Changes) -> Result<(), PublishError> {
+    /// What it returns is to be told when the pages are gone.
+    fn publish(&mut self, changes: &mut Changes) -> Result<Option<Box<Followed>>, PublishError> {
         let space: &'s AddressSpace<B> = self.space;
         if changes.windows.is_empty() {
             self.inner_mut().totals = changes.totals;
-            return Ok(());
+            return Ok(None);
         }
         if let Some(refused) = self.refused {
             return Err(refused);
@@ -234,10 +279,7 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
         inner.stats.add(changes.stats);
         inner.stats.publishes += 1;
         self.after.changed = true;
-        if let Some(followed) = changes.followed.take() {
-            self.follow(*followed);
-        }
-        Ok(())
+        Ok(changes.followed.take())
     }
 
     #[cold]
@@ -265,6 +307,28 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
         let mut guard = ReadGuard::new(self.space, inner.downgrade(), held);
         guard.after = mem::take(&mut self.after);
         guard
+    }
+}
+
+/// Whether a change is at work on pages between two addresses.
+fn touches(change: &PageChange, start: u64, end: u64) -> bool {
+    let overlaps = |from: u64, to: u64| from < end && to > start;
+    match *change {
+        PageChange::Move { from, to, len } => overlaps(from, from + len) || overlaps(to, to + len),
+        PageChange::Zap { start, end } => overlaps(start, end),
+        // These leave the mapping what it was, or take away what may be used until the call returns.
+        PageChange::Discard { .. }
+        | PageChange::Protect { .. }
+        | PageChange::Guard { .. }
+        | PageChange::Unguard { .. } => false,
+    }
+}
+
+/// Where pages are moved from.
+fn source(change: &PageChange) -> Option<(u64, u64)> {
+    match *change {
+        PageChange::Move { from, len, .. } => Some((from, from + len)),
+        _ => None,
     }
 }
 

@@ -26,6 +26,7 @@ mod check;
 mod draft;
 mod dup;
 mod fault;
+mod gate;
 mod guard;
 mod lock;
 mod map;
@@ -46,6 +47,7 @@ mod vma_lock;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -53,7 +55,7 @@ use parking_lot::Mutex;
 use vma_rcu::lock_order::Held;
 use vma_rcu::reclaim::{Domain, Guard, OverLimit, Reader};
 use vma_rcu::rwsem::{self, RwSemaphore};
-use vma_rcu::tree::{RangeTree, Record as _, Writer};
+use vma_rcu::tree::{RangeTree, Record as _, View, Writer};
 use vma_rcu::wait::{GaveUp, Wait};
 
 pub use self::advise::AdviseError;
@@ -84,7 +86,7 @@ use crate::anon::AnonIds;
 use crate::backend::paged::PAGE;
 use crate::backend::{Backend, FileUnmap};
 use crate::error::PublishError;
-use crate::file::{FileObject, Mapper};
+use crate::file::{FileKind, FileObject, Mapper};
 use crate::flags::{MdweFlags, VmaFlags};
 use crate::limits::{ConfigError, SpaceConfig};
 use crate::vma::Vma;
@@ -138,8 +140,38 @@ struct Core<B: Backend> {
     backend: B,
 }
 
+impl<B: Backend> Core<B> {
+    /// What was put behind mappings of files in this range while nobody could find it there: what its file has let go of
+    /// meanwhile goes. Either a file that lets go of pages now finds the mapping, or this finds that it has.
+    fn recheck_files(&self, view: View<'_, Vma>, start: u64, end: u64) {
+        fence(Ordering::SeqCst);
+        for entry in view.iter(start).take_while(|entry| entry.start < end) {
+            let shown = entry.value.file().filter(|_| !entry.value.is_anonymous());
+            let Some(object) = shown.map(|file| file.object()) else {
+                continue;
+            };
+            let (start, end) = (entry.start.max(start), entry.end.min(end));
+            self.backend.unmap_removed(start, end);
+            let beyond = object.len().div_ceil(PAGE as u64)..u64::MAX;
+            if object.kind() != FileKind::Device
+                && let Some((from, to)) = part_of(entry.start, entry.end, entry.value, &beyond)
+                && from.max(start) < to.min(end)
+            {
+                self.backend.unmap_file(&FileUnmap {
+                    file: object,
+                    start: from.max(start),
+                    end: to.min(end),
+                    copies: true,
+                });
+            }
+        }
+    }
+}
+
 impl<B: Backend> Mapper for Core<B> {
     fn unmap_pages(&self, file: &FileObject, pages: Range<u64>, copies: bool) {
+        // Pairs with the one in `recheck_files`.
+        fence(Ordering::SeqCst);
         let reader = self.tree.domain().register();
         let guard = reader.pin();
         for entry in self.tree.iter(0, &guard) {

@@ -20,6 +20,9 @@ use crate::sync::{Arc, Mutex};
 /// Objects per segment, and per grace period at least.
 pub(crate) const SEGMENT: usize = if cfg!(any(loom, shuttle)) { 2 } else { 128 };
 
+/// Bytes after which a batch is counted, full or not: so much may be missing in what is known to be pending.
+const BATCH_BYTES: usize = 256 << 10;
+
 /// What the owner of a queue does with words whose grace period is over.
 pub(crate) trait Dispose: Send + Sync + 'static {
     /// Frees the objects behind `words`, all of them even if a destructor panics. Their size in bytes, and
@@ -322,7 +325,8 @@ impl Producer {
         queue.produced_bytes.store(total + bytes, Ordering::Relaxed);
         queue.produced.store(self.produced, Ordering::Release);
         self.batch_bytes += bytes;
-        if self.produced - self.batch_start >= SEGMENT as u64 {
+        let is_full = self.produced - self.batch_start >= SEGMENT as u64;
+        if is_full || self.batch_bytes >= BATCH_BYTES {
             self.end_batch(queue);
         } else if self.produced - queue.sealed.load(Ordering::Relaxed) >= SEGMENT as u64
             && !queue.counters.work.load(Ordering::Relaxed)

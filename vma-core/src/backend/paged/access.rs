@@ -107,12 +107,21 @@ impl AddressSpace<Paged> {
 #[derive(Clone, Debug)]
 pub struct PinnedPage {
     frame: Frame,
+    writable: bool,
 }
 
 impl PinnedPage {
-    /// Its bytes.
-    pub fn bytes(&self) -> PageBytes<'_> {
-        self.frame.bytes()
+    /// Copies bytes out, from offset `at` on.
+    ///
+    /// # Panics
+    /// Beyond the end of the page.
+    pub fn read(&self, at: usize, into: &mut [u8]) {
+        self.frame.bytes().read(at, into);
+    }
+
+    /// Its bytes, if it was pinned for stores: else they may be other mappings' as well.
+    pub fn writable(&self) -> Option<PageBytes<'_>> {
+        self.writable.then(|| self.frame.bytes())
     }
 }
 
@@ -148,7 +157,7 @@ impl Accessor<'_> {
                 self.cache.fill(Cached::NONE);
                 self.generation = now.generation();
             }
-            if let Some(cached) = translate(self.space, &self.reader, page, access) {
+            if let Some((cached, _)) = translate(self.space, &self.reader, page, access) {
                 self.cache[(page / PAGE as u64) as usize % CACHED] = cached;
                 return Ok(f(cached.memory));
             }
@@ -277,14 +286,16 @@ impl Accessor<'_> {
     pub fn pin_page(&mut self, addr: u64, access: Access) -> Result<PinnedPage, FaultError> {
         let page = addr & !OFFSET;
         loop {
-            // Not cached: the frame's head is needed.
-            self.on_page(page, access, |_| ())?;
             let now = self.accessing.enter();
-            let frame = frame_at(self.space, &self.reader, page, access);
+            let found = translate(self.space, &self.reader, page, access);
+            // SAFETY: F2, S1: in the table while this thread is in access: its reference stays until it leaves.
+            let frame = found.map(|(_, head)| unsafe { Frame::another(head) });
             drop(now);
             if let Some(frame) = frame {
-                return Ok(PinnedPage { frame });
+                let writable = access == Access::Write;
+                return Ok(PinnedPage { frame, writable });
             }
+            self.space.fault_page(page, access, &self.reader)?;
         }
     }
 
@@ -323,9 +334,14 @@ fn translate(
     reader: &Reader,
     page: u64,
     access: Access,
-) -> Option<Cached> {
+) -> Option<(Cached, NonNull<FrameHead>)> {
     let guard = reader.pin();
     let vma = space.find(page, &guard)?;
+    // Before the entry is looked at: what is seen with an open gate is the mapping's own. A mapping that has been replaced since
+    // has the pages that were there before, as whoever replaces it waits for this access.
+    if vma.vma().is_gated() {
+        return None;
+    }
     let leaf = space.backend().state().tables.leaf(page)?;
     let entry = leaf.entry(index(page));
     let head = entry.head()?;
@@ -345,27 +361,7 @@ fn translate(
         fetch: tag(Access::Execute),
         memory,
     };
-    (cached.tag(access) == page).then_some(cached)
-}
-
-/// Between the marks.
-fn frame_at(
-    space: &AddressSpace<Paged>,
-    reader: &Reader,
-    page: u64,
-    access: Access,
-) -> Option<Frame> {
-    translate(space, reader, page, access)?;
-    let guard = reader.pin();
-    space.find(page, &guard)?;
-    let leaf = space.backend().state().tables.leaf(page)?;
-    let entry = leaf.entry(index(page));
-    let head: NonNull<FrameHead> = entry.head()?;
-    if access == Access::Write && !entry.is_owned() {
-        return None;
-    }
-    // SAFETY: F2, S1: in the table while this thread is in access: its reference stays until it leaves.
-    Some(unsafe { Frame::another(head) })
+    (cached.tag(access) == page).then_some((cached, head))
 }
 
 /// Bytes from `addr` to the end of its page.

@@ -1,7 +1,5 @@
 //! What calls do to pages.
 
-use std::sync::atomic::Ordering;
-
 use smallvec::SmallVec;
 
 use super::State;
@@ -9,7 +7,6 @@ use super::entry::{Entry, Kind};
 use super::frame::Frame;
 use super::table::{ENTRIES, LEAF_BYTES, NoMemory, Tables, index};
 use super::{FileUnmap, PAGE, PageChange};
-use crate::addr::VmRange;
 use crate::error::PublishError;
 
 /// Frames that a list without memory of its own holds.
@@ -74,22 +71,7 @@ pub(super) fn prepare(state: &State, changes: &[PageChange]) -> Result<(), Publi
         };
         made.map_err(|NoMemory| PublishError::NoMemory)?;
     }
-    if moves(changes) {
-        state.moving.fetch_add(1, Ordering::Release);
-    }
     Ok(())
-}
-
-pub(super) fn cancel(state: &State, changes: &[PageChange]) {
-    if moves(changes) {
-        state.moving.fetch_sub(1, Ordering::Release);
-    }
-}
-
-fn moves(changes: &[PageChange]) -> bool {
-    changes
-        .iter()
-        .any(|change| matches!(change, PageChange::Move { .. }))
 }
 
 /// Makes the leaves of a range.
@@ -130,7 +112,6 @@ pub(super) fn commit(state: &State, changes: &[PageChange], hole: &dyn Fn(u64) -
             PageChange::Protect { .. } => batch.pending = true,
         }
     }
-    cancel(state, changes);
     batch.flush();
     drop(batch);
     for change in changes {
@@ -235,12 +216,21 @@ pub(super) fn unmap_file(state: &State, unmap: &FileUnmap<'_>) {
     });
 }
 
+/// See [`Backend::unmap_removed`](super::super::Backend::unmap_removed).
+pub(super) fn unmap_removed(state: &State, start: u64, end: u64) {
+    zap(&mut Batch::new(state), start, end, Entry::is_removed);
+}
+
 /// Shares private pages with a child; stores to them go to copies from here on, in both.
-pub(super) fn copy(parent: &State, child: &State, ranges: &[VmRange]) -> Result<(), PublishError> {
+pub(super) fn copy(
+    parent: &State,
+    child: &State,
+    ranges: &[(u64, u64)],
+) -> Result<(), PublishError> {
     // What can fail comes first, so that the parent stays as it is.
     let mut result = Ok(());
-    for range in ranges {
-        parent.tables.for_each(range.start, range.end, |_, at, _| {
+    for (start, end) in ranges {
+        parent.tables.for_each(*start, *end, |_, at, _| {
             if result.is_ok() {
                 result = child.tables.make_leaf(at).map(|_| ());
             }
@@ -248,26 +238,24 @@ pub(super) fn copy(parent: &State, child: &State, ranges: &[VmRange]) -> Result<
     }
     result.map_err(|NoMemory| PublishError::NoMemory)?;
     let mut batch = Batch::new(parent);
-    for range in ranges {
-        parent
-            .tables
-            .for_each(range.start, range.end, |leaf, at, range| {
-                let Some(copy) = child.tables.leaf(at) else {
-                    return;
+    for (start, end) in ranges {
+        parent.tables.for_each(*start, *end, |leaf, at, range| {
+            let Some(copy) = child.tables.leaf(at) else {
+                return;
+            };
+            let (mut leaf, mut copy) = (leaf.lock(), copy.lock());
+            for index in range {
+                let entry = leaf.entry(index);
+                let shown = match entry.kind() {
+                    Kind::Anon => share_private(&mut leaf, index, entry),
+                    _ if entry.is_guard() => entry,
+                    // The child finds it by itself.
+                    _ => continue,
                 };
-                let (mut leaf, mut copy) = (leaf.lock(), copy.lock());
-                for index in range {
-                    let entry = leaf.entry(index);
-                    let shown = match entry.kind() {
-                        Kind::Anon => share_private(&mut leaf, index, entry),
-                        _ if entry.is_guard() => entry,
-                        // The child finds it by itself.
-                        _ => continue,
-                    };
-                    batch.pending = true;
-                    copy.replace(index, shown);
-                }
-            });
+                batch.pending = true;
+                copy.replace(index, shown);
+            }
+        });
     }
     Ok(())
 }

@@ -112,6 +112,14 @@ impl Entry {
         }
     }
 
+    /// Its file has let go of the page.
+    pub(super) fn is_removed(self) -> bool {
+        let is_file = matches!(self.kind(), Kind::File | Kind::Shmem);
+        let head = self.head().filter(|_| is_file);
+        // SAFETY: F2: the entry holds a reference, in a table whose lock is held.
+        head.is_some_and(|head| unsafe { head.as_ref() }.is_removed())
+    }
+
     /// The same page, stores to which go to a copy.
     pub(super) fn without_owner(self) -> Self {
         Entry(self.0.map_addr(|address| address & !OWNED))

@@ -11,6 +11,7 @@
 
 use std::ptr::NonNull;
 use std::sync::OnceLock;
+use std::sync::atomic::{Ordering, fence};
 
 use super::entry::{Entry, Kind};
 use super::frame::{Frame, FrameHead};
@@ -81,7 +82,7 @@ pub(super) fn fault(paged: &Paged, fault: &Fault<'_>) -> Result<Faulted, FaultEr
                 New::of(Entry::of(frame.zeroed(), Kind::Anon, true))
             }
             Source::CopyOfFound => match copy_of(paged, leaf, fault, found)? {
-                Some(entry) => New::of(entry),
+                Some(new) => new,
                 None => continue,
             },
             Source::File(file) => match file_page(paged, fault, file)? {
@@ -100,7 +101,7 @@ pub(super) fn fault(paged: &Paged, fault: &Fault<'_>) -> Result<Faulted, FaultEr
 /// What is to be put in.
 struct New {
     entry: Entry,
-    /// The file's page that it shows, or is a copy of: if the file lets go of that, it isn't put in.
+    /// The page that it shows, or is a copy of: if its file lets go of that, it isn't put in.
     of: Option<Frame>,
 }
 
@@ -156,12 +157,12 @@ fn copy_of(
     leaf: &Leaf,
     fault: &Fault<'_>,
     found: Entry,
-) -> Result<Option<Entry>, FaultError> {
+) -> Result<Option<New>, FaultError> {
     let new = paged.frames.allocate();
     let mut new = new.ok_or(FaultError::OutOfMemory(fault.addr))?;
     let is_zero = zero_page().is_some_and(|zero| found.head() == Some(zero.into()));
     if is_zero {
-        return Ok(Some(Entry::of(new.zeroed(), Kind::Anon, true)));
+        return Ok(Some(New::of(Entry::of(new.zeroed(), Kind::Anon, true))));
     }
     let old = {
         let leaf = leaf.lock();
@@ -173,7 +174,10 @@ fn copy_of(
     };
     let Some(old) = old else { return Ok(None) };
     old.bytes().copy_to(&mut new);
-    Ok(Some(Entry::of(new.filled(), Kind::Anon, true)))
+    let entry = Entry::of(new.filled(), Kind::Anon, true);
+    // Kept until the copy is put in: else the same frame could be there again with other content.
+    let of = Some(old);
+    Ok(Some(New { entry, of }))
 }
 
 /// The file's page, or a copy of it for a store to a private mapping. `None`: look again.
@@ -215,25 +219,31 @@ fn install(state: &State, leaf: &Leaf, fault: &Fault<'_>, found: Entry, new: New
     let New { entry: new, of } = new;
     let mut locked = leaf.lock();
     let at = index(fault.addr);
-    let result =
-        if !(fault.attached)() || state.is_moving() || of.is_some_and(|page| page.is_removed()) {
-            Installed::Stale
-        } else if locked.entry(at) == found {
-            let old = locked.replace(at, new);
-            drop(locked);
-            if old.head().is_some() {
-                // An accessor may have the old page cached for loads: they have to see what is stored to the new one.
-                state.shootdown.invalidate();
-            }
-            // SAFETY: F2: taken out above, and nobody uses it any more.
-            drop(unsafe { old.take() });
-            return Installed::Yes;
-        } else {
-            Installed::Changed
-        };
+    // Pairs with those of calls (`Gates`, `recheck_files`): a call that hasn't seen this leaf is seen here.
+    fence(Ordering::SeqCst);
+    let is_stale = !(fault.attached)() || of.as_ref().is_some_and(Frame::is_removed);
+    let result = if is_stale {
+        Installed::Stale
+    } else if locked.entry(at) == found {
+        if found.head().is_some() {
+            // An accessor may have the old page cached for loads. It's out of use before the first store to the new one; who
+            // faults meanwhile waits for the leaf's lock.
+            locked.replace(at, Entry::NONE);
+            state.shootdown.invalidate();
+        }
+        locked.replace(at, new);
+        Installed::Yes
+    } else {
+        Installed::Changed
+    };
     drop(locked);
-    // SAFETY: F2: it was never put in.
-    drop(unsafe { new.take() });
+    let gone = match result {
+        Installed::Yes => found,
+        Installed::Changed | Installed::Stale => new,
+    };
+    // SAFETY: F2: taken out, and nobody uses it any more, or never put in.
+    drop(unsafe { gone.take() });
+    drop(of);
     result
 }
 

@@ -29,7 +29,8 @@
 //! |---|---|
 //! | two faults on one page | the leaf's lock: the second one finds the page |
 //! | fault, and a call that takes the mapping away | the call publishes, then zaps under the leaf's lock; the fault asks under that lock whether its mapping is still attached. Whichever comes first, nothing stays |
-//! | fault, and a call that moves pages | until the pages are where they belong, faults wait for the call |
+//! | fault or access, and a call that zaps or moves pages of a mapping that is there afterwards | the mapping's gate is closed until the old pages are gone, or where they belong, and nobody uses them: faults wait for the call |
+//! | fault, and dup | the same: the child gets what was there at the instant of the shootdown |
 //! | fault of a file's page, and truncation | the file marks what it takes out, then unmaps it under the leaf's lock, under which the fault looks for the mark |
 //! | access, and any of these calls | [`vma_rcu::shootdown`]: frames are let go of after it |
 
@@ -51,7 +52,6 @@ mod pool;
 mod table;
 
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use vma_rcu::reclaim::Domain;
@@ -63,7 +63,6 @@ pub use self::pool::{FramePool, PoolStats};
 pub use self::table::Resident;
 use self::table::Tables;
 use super::{Backend, Fault, Faulted, FileUnmap, PageChange};
-use crate::addr::VmRange;
 use crate::error::PublishError;
 use crate::file::FileObjectBuilder;
 use crate::limits::{ConfigError, SpaceConfig};
@@ -90,9 +89,6 @@ struct State {
     limit: u64,
     tables: Tables,
     shootdown: Shootdown,
-    /// Calls that are moving pages: between the publish and the end of the move a fault must not put a page where one is
-    /// still to come. Store-release before the publish, load-acquire under a leaf's lock by who has seen what was published.
-    moving: AtomicU32,
 }
 
 impl fmt::Debug for Paged {
@@ -160,12 +156,7 @@ impl State {
             limit,
             tables: Tables::try_new(limit, table_limit, domain)?,
             shootdown: Shootdown::default(),
-            moving: AtomicU32::new(0),
         })
-    }
-
-    fn is_moving(&self) -> bool {
-        self.moving.load(Ordering::Acquire) != 0
     }
 }
 
@@ -187,10 +178,6 @@ impl Backend for Paged {
         change::prepare(self.state(), changes)
     }
 
-    fn cancel(&self, changes: &[PageChange]) {
-        change::cancel(self.state(), changes);
-    }
-
     fn commit(&self, changes: &[PageChange], hole: &dyn Fn(u64) -> (u64, u64)) {
         change::commit(self.state(), changes, hole);
     }
@@ -209,14 +196,21 @@ impl Backend for Paged {
         leaf.is_some_and(|leaf| leaf.entry(table::index(addr)).head().is_some())
     }
 
-    fn dup(&self, ranges: &[VmRange]) -> Result<Self, PublishError> {
+    fn dup(&self) -> Result<Self, PublishError> {
         let parent = self.state();
         let child = Paged::new(Arc::clone(&self.frames)).with_table_limit(self.table_limit);
         let state = State::try_new(&parent.domain, parent.limit, self.table_limit);
         let state = state.ok_or(PublishError::NoMemory)?;
-        change::copy(parent, &state, ranges)?;
         child.state.set(state).map_err(|_| PublishError::NoMemory)?;
         Ok(child)
+    }
+
+    fn dup_pages(&self, child: &Self, ranges: &[(u64, u64)]) -> Result<(), PublishError> {
+        change::copy(self.state(), child.state(), ranges)
+    }
+
+    fn unmap_removed(&self, start: u64, end: u64) {
+        change::unmap_removed(self.state(), start, end);
     }
 
     fn unmap_file(&self, unmap: &FileUnmap<'_>) {

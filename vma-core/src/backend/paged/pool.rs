@@ -7,6 +7,7 @@
 
 use std::cell::Cell;
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -96,7 +97,8 @@ struct Chunk {
     /// In the list of those that are let go.
     next: Option<Box<Chunk>>,
     _memory: Mapping,
-    _info: Box<Info>,
+    /// Not a box: to move one would be to claim it for oneself, and every head points to it.
+    _info: Arc<Info>,
 }
 
 /// What a head knows of where it came from.
@@ -108,15 +110,17 @@ struct Info {
 
 // SAFETY: the pointer is used by who holds one of the pool's frames alone.
 unsafe impl Send for Info {}
+// SAFETY: as above; nothing in it changes.
+unsafe impl Sync for Info {}
 
 impl Chunk {
     fn new(id: usize, shared: &Arc<Shared>) -> Option<Box<Self>> {
         let memory = Mapping::new(CHUNK)?;
-        let info = Box::new(Info {
+        let info = Arc::new(Info {
             id,
             shared: Arc::as_ptr(shared),
         });
-        let owner = (&raw const *info).cast::<()>();
+        let owner = Arc::as_ptr(&info).cast::<()>();
         let mut idle = Vec::new();
         idle.try_reserve_exact(CHUNK).ok()?;
         let mut heads = Vec::new();
@@ -264,6 +268,8 @@ struct LetGo {
     /// A list: to make one allocates nothing.
     chunks: Option<Box<Chunk>>,
     pool: Option<Arc<Shared>>,
+    /// For as long as the pool is used.
+    keep: Option<Arc<Shared>>,
 }
 
 /// The number of the calling thread's cache.
@@ -301,11 +307,14 @@ impl Shared {
     }
 
     #[must_use]
-    fn give(&self, idle: Idle) -> LetGo {
+    fn give(self: &Arc<Self>, idle: Idle) -> LetGo {
         let mut let_go = LetGo::default();
         let mut cache = self.caches[cache()].lock();
-        let closed = self.closed.load(Ordering::Relaxed);
-        if closed || cache.0.capacity() < FULL {
+        if self.closed.load(Ordering::Relaxed) || cache.0.capacity() < FULL {
+            drop(cache);
+            // With the frame the pool may go; its last use is the unlocking below.
+            let_go.keep = Some(Arc::clone(self));
+            let closed = self.closed.load(Ordering::Relaxed);
             self.chunks.lock().give(idle, closed, &mut let_go);
             return let_go;
         }
@@ -345,9 +354,10 @@ unsafe fn release(head: NonNull<FrameHead>) {
     // SAFETY: as above.
     let shared = unsafe { &*owner }.shared;
     let is_zero = false;
-    // SAFETY: the pool lives as long as one of its frames is out; what ends that is dropped after its use.
-    let let_go = unsafe { &*shared }.give(Idle { head, is_zero });
-    drop(let_go);
+    // SAFETY: the pool, which is in an `Arc`, lives as long as one of its frames is out: this one is. Not dropped.
+    let pool = ManuallyDrop::new(unsafe { Arc::from_raw(shared) });
+    // What may end the pool is dropped when it's no longer used.
+    drop(pool.give(Idle { head, is_zero }));
 }
 
 impl Drop for Handle {
@@ -421,7 +431,8 @@ impl FrameAllocator for FramePool {
         let Idle { head, is_zero } = self.0.0.allocate()?;
         // SAFETY: F1: an idle frame, which is ours now; its head stays as long as it is out.
         let frame = unsafe { Frame::first(head) };
-        Some(NewFrame::new(frame, is_zero))
+        // SAFETY: the first reference.
+        Some(unsafe { NewFrame::new(frame, is_zero) })
     }
 }
 

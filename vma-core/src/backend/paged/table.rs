@@ -361,23 +361,22 @@ impl Tables {
             if table.is_null() {
                 continue;
             }
+            if directory.below > 0 {
+                // One by one, so that each counts as what it is. A table that a fault links meanwhile goes with its directory.
+                // SAFETY: P1: the lock that the caller has keeps others from unlinking.
+                self.free_below(unsafe { &*table.cast() }, low, start, end);
+            }
             if start > low || end - low < bytes {
-                if directory.below > 0 {
-                    // SAFETY: P1: the lock that the caller has keeps others from unlinking.
-                    let below = unsafe { &*table.cast::<Directory>() };
-                    self.free_below(below, low, start, end);
-                }
                 continue;
             }
-            // SAFETY: P1: as above.
-            let freed = unsafe { subtree_size(table, directory.below) };
             let unlinked = if directory.below == 0 {
                 self.leaves.retire_with(|| unlink(slot))
             } else {
                 self.directories.retire_with(|| unlink(slot))
             };
             if unlinked {
-                self.bytes.fetch_sub(freed, Ordering::Relaxed);
+                let size = table_size(directory.below);
+                self.bytes.fetch_sub(size, Ordering::Relaxed);
             }
         }
     }
@@ -397,27 +396,6 @@ fn table_size(below: u32) -> usize {
     } else {
         size_of::<Directory>()
     }
-}
-
-/// Bytes of a table and all below it. A table that a fault links meanwhile may be missed: it's counted as there for ever.
-///
-/// # Safety
-///
-/// P1: `table` is in a slot of a directory that says `below`, and isn't freed meanwhile.
-unsafe fn subtree_size(table: *mut (), below: u32) -> usize {
-    let mut sum = table_size(below);
-    if below > 0 {
-        // SAFETY: by the caller's promise.
-        let directory = unsafe { &*table.cast::<Directory>() };
-        for slot in &directory.slots {
-            let table = slot.load(Ordering::Acquire);
-            if !table.is_null() {
-                // SAFETY: as above.
-                sum += unsafe { subtree_size(table, directory.below) };
-            }
-        }
-    }
-    sum
 }
 
 /// Puts a new table into an empty slot. The table that is there then, and whether it's that one. `None` when memory runs out.
