@@ -1,4 +1,4 @@
-//! Linux's VMA subsystem as a library: the bookkeeping of an address space, with the results of Linux 6.18
+//! Linux's VMA subsystem as a library: the bookkeeping of an address space and the memory behind it, with the results of Linux 6.18
 //! to the letter, readable by any number of threads without a lock.
 //!
 //! ```
@@ -39,7 +39,8 @@
 //! # What is where
 //!
 //! [`AddressSpace`] has the calls, each in a file of its name; [`merge`](crate) is decided in one place, and so is
-//! the identity of private pages ([`AnonId`]). [`Backend`] is the seam to real memory; `()` keeps books only.
+//! the identity of private pages ([`AnonId`]). [`Backend`] is the seam to memory: `()` keeps books only, [`paged`] is a
+//! software MMU.
 
 #![deny(unsafe_code)]
 
