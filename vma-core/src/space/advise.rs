@@ -51,6 +51,9 @@ pub enum AdviseError {
     /// Pages can't be had: the file ends before.
     #[error("there are no pages at {0:#x}")]
     NoPages(u64),
+    /// There is no memory for a page; those before it are present.
+    #[error("no memory for the page at {0:#x}")]
+    OutOfMemory(u64),
     /// A mapping couldn't be split.
     #[error(transparent)]
     Split(#[from] SplitError),
@@ -69,7 +72,7 @@ impl AdviseError {
             | AdviseError::Split(SplitError::Refused { .. }) => Errno::EINVAL,
             AdviseError::ReadOnly(_) => Errno::EACCES,
             AdviseError::FileSealed(_) | AdviseError::Sealed(_) => Errno::EPERM,
-            AdviseError::Unmapped(_) => Errno::ENOMEM,
+            AdviseError::Unmapped(_) | AdviseError::OutOfMemory(_) => Errno::ENOMEM,
             AdviseError::NoPages(_) => Errno::EFAULT,
             AdviseError::Split(_) => Errno::EAGAIN,
             AdviseError::Publish(error) => error.errno_or_again(),
@@ -367,7 +370,7 @@ impl<B: Backend> WriteGuard<'_, B> {
             pager
                 .make_present(vma, at, to, access)
                 .map_err(|fault| match fault {
-                    FaultError::OutOfMemory(_) => PublishError::NoMemory.into(),
+                    FaultError::OutOfMemory(addr) => AdviseError::OutOfMemory(addr),
                     fault => AdviseError::NoPages(fault.addr()),
                 })?;
             at = to;
@@ -405,7 +408,7 @@ impl<B: Backend> AddressSpace<B> {
     /// | errno | when |
     /// |---|---|
     /// | `EINVAL` | unknown; unaligned; wraps around; not for such a mapping |
-    /// | `ENOMEM` | a hole: everything mapped was advised |
+    /// | `ENOMEM` | a hole: everything mapped was advised; populating without memory for a page |
     /// | `EAGAIN` | the limit of mappings |
     /// | `EPERM` | sealed and discarding; `MADV_REMOVE` on a sealed file |
     /// | `EACCES` | `MADV_REMOVE` on a mapping that can't write |
