@@ -347,7 +347,7 @@ fn run_for(threads: Vec<Box<dyn FnMut() + Send + '_>>) {
             let over = &over;
             scope.spawn(move || {
                 while !over.load(Ordering::Relaxed) && Instant::now() < until {
-                    let step = std::panic::AssertUnwindSafe(|| thread());
+                    let step = std::panic::AssertUnwindSafe(&mut thread);
                     if let Err(panic) = std::panic::catch_unwind(step) {
                         over.store(true, Ordering::Relaxed);
                         std::panic::resume_unwind(panic);
