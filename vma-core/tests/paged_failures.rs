@@ -88,7 +88,7 @@ impl World {
             .flat_map(|page| [AT, AT + 0x10_0000, AT + 0x20_0000, FAR].map(|at| at + page * PAGE));
         let bytes = pages.map(|at| cpu.load_u8(at)).collect();
         self.frames.left.store(left, Ordering::Relaxed);
-        (bytes, self.space.maps().to_string())
+        (bytes, self.space.maps().clone())
     }
 }
 
@@ -116,7 +116,7 @@ fn store_all(world: &World) -> Result<(), Errno> {
 fn populate(world: &World) -> Result<(), Errno> {
     let space = &world.space;
     let done = space.advise(AT, PAGES * PAGE, Advice::POPULATE_WRITE);
-    done.map_err(|error| error.errno())
+    done.map_err(vma_core::AdviseError::errno)
 }
 
 fn move_away(world: &World) -> Result<(), Errno> {
@@ -128,18 +128,18 @@ fn move_away(world: &World) -> Result<(), Errno> {
         new_addr: FAR,
     };
     let moved = world.space.remap(&request);
-    moved.map(|_| ()).map_err(|error| error.errno())
+    moved.map(|_| ()).map_err(vma_core::RemapError::errno)
 }
 
 fn guard(world: &World) -> Result<(), Errno> {
     world.map(FAR, None, MapFlags::PRIVATE | MapFlags::ANONYMOUS);
     let done = world.space.advise(FAR, PAGES * PAGE, Advice::GUARD_INSTALL);
     world.space.unmap(FAR, PAGES * PAGE).unwrap();
-    done.map_err(|error| error.errno())
+    done.map_err(vma_core::AdviseError::errno)
 }
 
 fn fork(world: &World) -> Result<(), Errno> {
-    let child = world.space.dup().map_err(|error| error.errno())?;
+    let child = world.space.dup().map_err(vma_core::DupError::errno)?;
     let shown = |space: &AddressSpace<Paged>| {
         let mut cpu = space.accessor();
         (0..PAGES)
@@ -158,7 +158,7 @@ fn write_file(world: &World) -> Result<(), Errno> {
     let left = world.frames.left.swap(i64::MAX, Ordering::Relaxed);
     world.file.write_at(0, &vec![5; 2 * PAGE as usize]).unwrap();
     world.frames.left.store(left, Ordering::Relaxed);
-    done.map_err(|error| error.errno())
+    done.map_err(vma_core::FileIoError::errno)
 }
 
 const STEPS: [(&str, Step); 6] = [
