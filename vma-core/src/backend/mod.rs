@@ -116,9 +116,10 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// [`PublishError`]: the call fails with `ENOMEM` and changes nothing.
     fn prepare(&self, changes: &[PageChange]) -> Result<(), PublishError>;
 
-    /// Makes changes, in their order, after they were published. `hole` says between which addresses nothing is mapped around one that isn't.
-    /// When it returns no access uses what was there before. The space's lock is held exclusively, and mappings whose pages are zapped or moved take no
-    /// faults.
+    /// Makes changes, in their order, after they were published. `hole` says between which addresses nothing is
+    /// mapped, around one that isn't. When it returns no access uses what was there before.
+    ///
+    /// The space's lock is held exclusively, and mappings whose pages are zapped or moved take no faults.
     fn commit(&self, changes: &[PageChange], hole: &dyn Fn(u64) -> (u64, u64));
 
     /// Makes a page accessible. The caller has a guard of the space's domain, or the space's lock.
@@ -136,8 +137,11 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// Memory ran out.
     fn dup(&self) -> Result<Self, PublishError>;
 
-    /// What the child of a fork gets: the private pages of these ranges, and guard pages. Stores that the parent makes from here on aren't seen in the child,
-    /// nor the reverse; no fault is under way in these ranges. The space's lock is held exclusively, and nobody has the child yet but files that take pages out of it.
+    /// What the child of a fork gets: the private pages of these ranges, and guard pages. Stores that the parent makes
+    /// from here on aren't seen in the child, nor the reverse.
+    ///
+    /// The space's lock is held exclusively, no fault is under way in these ranges, and nobody has the child yet but
+    /// files that take pages out of it.
     ///
     /// # Errors
     /// Memory ran out; the parent is as it was, and the child will be dropped.

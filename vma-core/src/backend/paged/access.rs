@@ -65,9 +65,10 @@ impl Cached {
 ///
 /// # Atomicity
 ///
-/// An aligned access of 1, 2, 4 or 8 bytes is one access of the host's, relaxed if nothing else is said; an unaligned one is made byte by byte.
-/// [`read`](Self::read) and [`write`](Self::write) move whole aligned words of 8 bytes, and single bytes at the edges.
-/// What several accessors do to the same bytes at the same time is what the host's memory does with it, never undefined behaviour.
+/// An aligned access of 1, 2, 4 or 8 bytes is one access of the host's, relaxed if nothing else is said; an unaligned
+/// one is made byte by byte. [`read`](Self::read) and [`write`](Self::write) move whole aligned words of 8 bytes, and
+/// single bytes at the edges. All of them are atomic accesses, so that what several accessors do to the same bytes at
+/// the same time is no data race; where their sizes differ, the host's memory decides what comes of it.
 ///
 /// # Concurrency
 ///

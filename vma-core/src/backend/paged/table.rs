@@ -344,8 +344,8 @@ impl Tables {
         made.map(|(table, _)| table)
     }
 
-    /// Unlinks the tables that map nothing outside of the range; their entries have been taken out. The caller has the space's lock exclusively, so
-    /// that no other call unlinks.
+    /// Unlinks the tables that map nothing outside of the range; their entries have been taken out. The caller has the
+    /// space's lock exclusively, so that no other call unlinks.
     ///
     /// When memory runs out, tables stay where they are, empty.
     pub(super) fn free(&self, start: u64, end: u64) {
