@@ -207,22 +207,10 @@ impl Accessor<'_> {
     /// # Errors
     /// [`AccessError`] for whichever side faults first; what lies before was copied.
     pub fn copy(&mut self, from: u64, to: u64, len: u64) -> Result<(), AccessError> {
-        let mut buffer = [0; PAGE];
-        let mut done = 0;
-        while done < len {
-            let count = page_rest(from.wrapping_add(done))
-                .min(page_rest(to.wrapping_add(done)))
-                .min(len - done);
-            let part = &mut buffer[..count as usize];
-            let after = |error: AccessError| AccessError {
-                done: done + error.done,
-                ..error
-            };
-            self.read(from.wrapping_add(done), part).map_err(after)?;
-            self.write(to.wrapping_add(done), part).map_err(after)?;
-            done += count;
-        }
-        Ok(())
+        in_parts(from, to, len, |from, to, part| {
+            self.read(from, part)?;
+            self.write(to, part)
+        })
     }
 
     /// Copies `len` bytes into another space, or this one by another accessor.
@@ -236,22 +224,10 @@ impl Accessor<'_> {
         to: u64,
         len: u64,
     ) -> Result<(), AccessError> {
-        let mut buffer = [0; PAGE];
-        let mut done = 0;
-        while done < len {
-            let count = page_rest(from.wrapping_add(done))
-                .min(page_rest(to.wrapping_add(done)))
-                .min(len - done);
-            let part = &mut buffer[..count as usize];
-            let after = |error: AccessError| AccessError {
-                done: done + error.done,
-                ..error
-            };
-            self.read(from.wrapping_add(done), part).map_err(after)?;
-            other.write(to.wrapping_add(done), part).map_err(after)?;
-            done += count;
-        }
-        Ok(())
+        in_parts(from, to, len, |from, to, part| {
+            self.read(from, part)?;
+            other.write(to, part)
+        })
     }
 
     /// Loads bytes up to a zero byte, which isn't part of the result, or up to `max` bytes.
@@ -363,6 +339,27 @@ fn translate(
         memory,
     };
     (cached.tag(access) == page).then_some((cached, head))
+}
+
+/// Calls `step` with parts of two ranges that each lie in one page, and a buffer for them.
+fn in_parts(
+    from: u64,
+    to: u64,
+    len: u64,
+    mut step: impl FnMut(u64, u64, &mut [u8]) -> Result<(), AccessError>,
+) -> Result<(), AccessError> {
+    let mut buffer = [0; PAGE];
+    let mut done = 0;
+    while done < len {
+        let (from, to) = (from.wrapping_add(done), to.wrapping_add(done));
+        let count = page_rest(from).min(page_rest(to)).min(len - done);
+        step(from, to, &mut buffer[..count as usize]).map_err(|error| AccessError {
+            done: done + error.done,
+            ..error
+        })?;
+        done += count;
+    }
+    Ok(())
 }
 
 /// Bytes from `addr` to the end of its page.

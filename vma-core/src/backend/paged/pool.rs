@@ -24,10 +24,14 @@ const CACHES: usize = 16;
 const BATCH: usize = 64;
 /// Frames that a cache holds, at most.
 const FULL: usize = 2 * BATCH;
+/// Chunks that are kept though all of their frames are idle: 64 MiB. To unmap one and map it again costs as much as its frames
+/// are worth.
+const SPARE: usize = 32;
 
 /// Frames from memory that the operating system maps, 2 MiB at a time.
 ///
-/// A chunk that isn't used goes back to it, but for one; frames in caches count as used until [`trim`](Self::trim). Clones are
+/// Chunks that aren't used go back to it, but for 64 MiB, which [`trim`](Self::trim) gives back as well; frames in caches count as
+/// used until then. Clones are
 /// handles to the same pool, and frames may outlive the last one.
 #[derive(Clone, Debug)]
 pub struct FramePool(Arc<Handle>);
@@ -236,15 +240,24 @@ impl Chunks {
             return;
         }
         let_go.pool = chunk.pool.take().or(let_go.pool.take());
-        // One is kept for the next allocation.
-        if self.whole == 0 && !closed {
-            self.whole = 1;
+        if self.whole < SPARE && !closed {
+            self.whole += 1;
             return;
         }
-        if let Some(mut chunk) = self.remove(id) {
-            chunk.next = let_go.chunks.take();
-            let_go.chunks = Some(chunk);
+        let_go.chunk(self.remove(id));
+    }
+
+    /// Takes out all chunks whose frames are all idle.
+    fn give_back(&mut self, let_go: &mut LetGo) {
+        for id in 0..self.slots.len() {
+            if self.slots[id]
+                .as_ref()
+                .is_some_and(|chunk| chunk.left() == CHUNK)
+            {
+                let_go.chunk(self.remove(id));
+            }
         }
+        self.whole = 0;
     }
 
     /// Takes out a chunk all of whose frames are idle.
@@ -270,6 +283,15 @@ struct LetGo {
     pool: Option<Arc<Shared>>,
     /// For as long as the pool is used.
     keep: Option<Arc<Shared>>,
+}
+
+impl LetGo {
+    fn chunk(&mut self, chunk: Option<Box<Chunk>>) {
+        if let Some(mut chunk) = chunk {
+            chunk.next = self.chunks.take();
+            self.chunks = Some(chunk);
+        }
+    }
 }
 
 /// The number of the calling thread's cache.
@@ -339,6 +361,7 @@ impl Shared {
                 chunks.give(idle, closed, &mut let_go);
             }
         }
+        self.chunks.lock().give_back(&mut let_go);
         let_go
     }
 }
@@ -364,16 +387,6 @@ impl Drop for Handle {
     fn drop(&mut self) {
         self.0.closed.store(true, Ordering::Relaxed);
         drop(self.0.empty_caches());
-        let spare = {
-            let mut chunks = self.0.chunks.lock();
-            let whole = |chunk: &Option<Box<Chunk>>| {
-                chunk.as_ref().is_some_and(|chunk| chunk.left() == CHUNK)
-            };
-            let id = chunks.slots.iter().position(whole);
-            chunks.whole = 0;
-            id.and_then(|id| chunks.remove(id))
-        };
-        drop(spare);
     }
 }
 
@@ -460,8 +473,8 @@ mod tests {
         assert_eq!(pool.stats().used, 1);
         pool.trim();
         assert_eq!(pool.stats().cached, 0);
-        // The one in use, and one to spare.
-        assert_eq!(pool.stats().chunks, 2);
+        // The one in use.
+        assert_eq!(pool.stats().chunks, 1);
         let again = pool.allocate().map(NewFrame::zeroed);
         let mut bytes = [1; 16];
         again.unwrap().bytes().read(0, &mut bytes);
@@ -492,6 +505,6 @@ mod tests {
         });
         assert_eq!(pool.stats().used, 0);
         pool.trim();
-        assert!(pool.stats().chunks <= 1);
+        assert_eq!(pool.stats().chunks, 0);
     }
 }
