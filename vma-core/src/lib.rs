@@ -63,7 +63,9 @@ pub use vma_rcu::wait::{CancelToken, GaveUp, Wait};
 pub use crate::accounting::Totals;
 pub use crate::addr::VmRange;
 pub use crate::anon::AnonId;
-pub use crate::backend::{Backend, Fault, Faulted, FileUnmap, PageChange, paged};
+pub use crate::backend::{
+    Backend, Fault, Faulted, FileUnmap, Inheritance, Inherited, PageChange, paged,
+};
 pub use crate::error::{Errno, LimitError, PublishError, SplitError};
 pub use crate::file::{
     AccessMode, FileIoError, FileKind, FileObject, FileObjectBuilder, FileSizeError, MappingHooks,

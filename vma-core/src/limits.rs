@@ -3,6 +3,7 @@
 //! All of it is cold: a mutating call loads it once, a lookup never.
 
 use crate::addr::Pages;
+use crate::flags::VmaFlags;
 
 /// No limit (`RLIM_INFINITY`).
 pub const UNLIMITED: u64 = u64::MAX;
@@ -119,6 +120,10 @@ pub struct SpaceConfig {
     pub huge_page_size: u64,
     /// Names of anonymous mappings (`PR_SET_VMA_ANON_NAME`) are built in.
     pub anon_names: bool,
+    /// Mappings with one of these flags are unmapped with the space's lock held until their pages are gone, if there
+    /// is anything behind mappings. Linux did that with `HUGETLB` and `PFNMAP` at first; nothing here needs it, but an embedder
+    /// whose own frames must be out of use before another call comes.
+    pub exclusive_unmap: VmaFlags,
     /// Which kernel to follow.
     pub semantics: Semantics,
 }
@@ -144,6 +149,7 @@ impl Default for SpaceConfig {
             huge_pages: true,
             huge_page_size: 2 << 20,
             anon_names: false,
+            exclusive_unmap: VmaFlags::empty(),
             semantics: Semantics::Linux6_18,
         }
     }

@@ -2,11 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
+use std::ops::Range;
 use std::sync::Mutex;
 
 use vma_core::{
-    AddressSpace, Backend, ConfigError, Domain, Fault, FaultError, Faulted, FileUnmap, MapFlags,
-    MapRequest, PageChange, Prot, PublishError, RemapFlags, RemapRequest, SpaceConfig, Vma,
+    AddressSpace, Backend, ConfigError, Domain, Fault, FaultError, Faulted, FileUnmap, Inherited,
+    MapFlags, MapRequest, PageChange, Prot, PublishError, RemapFlags, RemapRequest, SpaceConfig,
+    Vma,
 };
 
 const PAGE: u64 = 4096;
@@ -18,20 +20,24 @@ struct Recorder {
 }
 
 impl Backend for Recorder {
+    type Taken = ();
+
     fn attach(&self, _: &Domain, _: &SpaceConfig) -> Result<(), ConfigError> {
         Ok(())
     }
 
-    fn prepare(&self, _: &[PageChange]) -> Result<(), PublishError> {
+    fn prepare(&self, _: &[PageChange], _: &[Range<u64>]) -> Result<(), PublishError> {
         if *self.refuse.lock().unwrap() {
             return Err(PublishError::NoMemory);
         }
         Ok(())
     }
 
-    fn commit(&self, changes: &[PageChange], _: &dyn Fn(u64) -> (u64, u64)) {
+    fn commit(&self, changes: &[PageChange], (): &mut (), _: &dyn Fn(u64, u64) -> (u64, u64)) {
         self.changes.lock().unwrap().extend(changes);
     }
+
+    fn finish(&self, (): ()) {}
 
     fn fault(&self, _: &Fault<'_>) -> Result<Faulted, FaultError> {
         Ok(Faulted::Done)
@@ -45,7 +51,7 @@ impl Backend for Recorder {
         Ok(Recorder::default())
     }
 
-    fn dup_pages(&self, _: &Self, _: &[(u64, u64)]) -> Result<(), PublishError> {
+    fn dup_pages(&self, _: &Self, _: &[Inherited]) -> Result<(), PublishError> {
         Ok(())
     }
 

@@ -42,6 +42,7 @@ pub mod percpu_rwsem;
 pub mod reclaim;
 pub mod rwsem;
 pub mod shootdown;
-mod sync;
+#[doc(hidden)]
+pub mod sync;
 pub mod tree;
 pub mod wait;

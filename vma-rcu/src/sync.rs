@@ -1,3 +1,5 @@
+//! For the crates of this workspace alone: no part of the interface.
+//!
 //! The only door to atomics, locks and shared ownership: real types, loom's under `cfg(loom)`, shuttle's under `cfg(shuttle)`.
 //!
 //! [`Track`] makes plain memory visible to loom. A node's keys are plain words, written before the node
@@ -6,11 +8,11 @@
 
 #[cfg(not(any(loom, shuttle)))]
 mod imp {
-    pub(crate) use parking_lot::Mutex;
-    pub(crate) use std::sync::Arc;
+    pub use parking_lot::{Mutex, MutexGuard};
+    pub use std::sync::Arc;
 
-    pub(crate) mod atomic {
-        pub(crate) use std::sync::atomic::{
+    pub mod atomic {
+        pub use std::sync::atomic::{
             AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence,
             fence,
         };
@@ -67,25 +69,27 @@ mod imp {
 #[cfg(loom)]
 mod imp {
     /// Reference counts aren't ours to model, and loom's can't hold a trait object.
-    pub(crate) use std::sync::Arc;
+    pub use std::sync::Arc;
 
-    pub(crate) mod atomic {
-        pub(crate) use loom::sync::atomic::{
+    pub mod atomic {
+        pub use loom::sync::atomic::{
             AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
         };
-        pub(crate) use std::sync::atomic::compiler_fence;
+        pub use std::sync::atomic::compiler_fence;
     }
+
+    pub use loom::sync::MutexGuard;
 
     /// loom's mutex with parking_lot's signatures.
     #[derive(Debug, Default)]
-    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+    pub struct Mutex<T>(loom::sync::Mutex<T>);
 
     impl<T> Mutex<T> {
-        pub(crate) fn new(value: T) -> Self {
+        pub fn new(value: T) -> Self {
             Mutex(loom::sync::Mutex::new(value))
         }
 
-        pub(crate) fn lock(&self) -> loom::sync::MutexGuard<'_, T> {
+        pub fn lock(&self) -> loom::sync::MutexGuard<'_, T> {
             match self.0.lock() {
                 Ok(guard) => guard,
                 Err(poisoned) => poisoned.into_inner(),
@@ -143,26 +147,28 @@ mod imp {
 
 #[cfg(shuttle)]
 mod imp {
-    pub(crate) use std::sync::Arc;
+    pub use std::sync::Arc;
 
-    pub(crate) mod atomic {
-        pub(crate) use shuttle::sync::atomic::{
+    pub mod atomic {
+        pub use shuttle::sync::atomic::{
             AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering,
         };
         // Every access is sequentially consistent there.
-        pub(crate) use std::sync::atomic::{compiler_fence, fence};
+        pub use std::sync::atomic::{compiler_fence, fence};
     }
+
+    pub use shuttle::sync::MutexGuard;
 
     /// shuttle's mutex with parking_lot's signatures.
     #[derive(Debug, Default)]
-    pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
+    pub struct Mutex<T>(shuttle::sync::Mutex<T>);
 
     impl<T> Mutex<T> {
-        pub(crate) fn new(value: T) -> Self {
+        pub fn new(value: T) -> Self {
             Mutex(shuttle::sync::Mutex::new(value))
         }
 
-        pub(crate) fn lock(&self) -> shuttle::sync::MutexGuard<'_, T> {
+        pub fn lock(&self) -> shuttle::sync::MutexGuard<'_, T> {
             match self.0.lock() {
                 Ok(guard) => guard,
                 Err(poisoned) => poisoned.into_inner(),
@@ -215,11 +221,12 @@ mod imp {
     }
 }
 
-pub(crate) use imp::*;
+pub use imp::{Arc, Mutex, MutexGuard, atomic};
+pub(crate) use imp::{Bell, Track};
 
 /// Whether this is a model build in which the fault `name` was planted (`VMA_PLANTED`), to see that a model
 /// finds it. Constant false otherwise. An environment variable rather than a cfg: only this crate is built anew.
 #[inline(always)]
-pub(crate) fn planted(name: &str) -> bool {
+pub fn planted(name: &str) -> bool {
     cfg!(any(loom, shuttle)) && option_env!("VMA_PLANTED") == Some(name)
 }

@@ -3,6 +3,7 @@
 pub mod paged;
 
 use std::fmt;
+use std::ops::Range;
 
 use vma_rcu::reclaim::Domain;
 
@@ -62,6 +63,28 @@ pub enum PageChange {
     },
 }
 
+/// What a child inherits of a range of its parent's, beside the mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Inherited {
+    /// First byte.
+    pub start: u64,
+    /// First byte after it.
+    pub end: u64,
+    /// What.
+    pub how: Inheritance,
+}
+
+/// See [`Inherited`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inheritance {
+    /// All that is there: private pages and guard pages, and nothing else can be there.
+    Everything,
+    /// Private pages and guard pages; others the child finds by itself.
+    Private,
+    /// Nothing.
+    Nothing,
+}
+
 /// A page that has to be accessible.
 pub struct Fault<'f> {
     /// Its first byte.
@@ -104,23 +127,40 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// Whether there is anything behind mappings. `false` compiles the calls away.
     const ACTIVE: bool = true;
 
+    /// What a call has taken out of the space, and not let go of yet.
+    type Taken: Send + fmt::Debug;
+
     /// The space is made. Once, before anything else.
     ///
     /// # Errors
     /// [`ConfigError`]: the backend can't do this page size, or memory runs out.
     fn attach(&self, domain: &Domain, config: &SpaceConfig) -> Result<(), ConfigError>;
 
-    /// Does what can fail of changes that are about to be published. The space's lock is held exclusively.
+    /// Does what can fail of changes that are about to be published. The space's lock is held exclusively. `mapped`
+    /// are the ranges that mappings have afterwards, as far as they change.
     ///
     /// # Errors
     /// [`PublishError`]: the call fails with `ENOMEM` and changes nothing.
-    fn prepare(&self, changes: &[PageChange]) -> Result<(), PublishError>;
+    fn prepare(
+        &self,
+        changes: &[PageChange],
+        mapped: &[Range<u64>],
+    ) -> Result<Self::Taken, PublishError>;
 
-    /// Makes changes, in their order, after they were published. `hole` says between which addresses nothing is
-    /// mapped, around one that isn't. When it returns no access uses what was there before.
+    /// Makes changes, in their order, after they were published. `hole` says what is free around a range that was zapped.
     ///
-    /// The space's lock is held exclusively, and mappings whose pages are zapped or moved take no faults.
-    fn commit(&self, changes: &[PageChange], hole: &dyn Fn(u64) -> (u64, u64));
+    /// The space's lock is held exclusively, and mappings whose pages are zapped or moved take no faults. What takes long is
+    /// left for [`finish`](Self::finish).
+    fn commit(
+        &self,
+        changes: &[PageChange],
+        taken: &mut Self::Taken,
+        hole: &dyn Fn(u64, u64) -> (u64, u64),
+    );
+
+    /// Waits until no access uses what was there before, and lets go of it. With or without the space's lock; also for a call that
+    /// was prepared and not made.
+    fn finish(&self, taken: Self::Taken);
 
     /// Makes a page accessible. The caller has a guard of the space's domain, or the space's lock.
     ///
@@ -137,15 +177,15 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// Memory ran out.
     fn dup(&self) -> Result<Self, PublishError>;
 
-    /// What the child of a fork gets: the private pages of these ranges, and guard pages. Stores that the parent makes
-    /// from here on aren't seen in the child, nor the reverse.
+    /// What the child of a fork gets. Stores that the parent makes from here on aren't seen in the child, nor the reverse;
+    /// the child has what was there at one instant of the call.
     ///
-    /// The space's lock is held exclusively, no fault is under way in these ranges, and nobody has the child yet but
-    /// files that take pages out of it.
+    /// The space's lock is held exclusively, and nobody has the child yet but files that take pages out of it. `ranges` are all
+    /// mappings, in order.
     ///
     /// # Errors
     /// Memory ran out; the parent is as it was, and the child will be dropped.
-    fn dup_pages(&self, child: &Self, ranges: &[(u64, u64)]) -> Result<(), PublishError>;
+    fn dup_pages(&self, child: &Self, ranges: &[Inherited]) -> Result<(), PublishError>;
 
     /// Lets go of a file's pages. Called by the file, with no lock of the space's held, under a guard of its domain.
     fn unmap_file(&self, unmap: &FileUnmap<'_>);
@@ -175,15 +215,19 @@ pub struct FileUnmap<'f> {
 impl Backend for () {
     const ACTIVE: bool = false;
 
+    type Taken = ();
+
     fn attach(&self, _domain: &Domain, _config: &SpaceConfig) -> Result<(), ConfigError> {
         Ok(())
     }
 
-    fn prepare(&self, _changes: &[PageChange]) -> Result<(), PublishError> {
+    fn prepare(&self, _: &[PageChange], _: &[Range<u64>]) -> Result<(), PublishError> {
         Ok(())
     }
 
-    fn commit(&self, _changes: &[PageChange], _hole: &dyn Fn(u64) -> (u64, u64)) {}
+    fn commit(&self, _: &[PageChange], _taken: &mut (), _: &dyn Fn(u64, u64) -> (u64, u64)) {}
+
+    fn finish(&self, _taken: ()) {}
 
     fn fault(&self, _fault: &Fault<'_>) -> Result<Faulted, FaultError> {
         Ok(Faulted::Done)
@@ -197,7 +241,7 @@ impl Backend for () {
         Ok(())
     }
 
-    fn dup_pages(&self, _child: &Self, _ranges: &[(u64, u64)]) -> Result<(), PublishError> {
+    fn dup_pages(&self, _child: &Self, _ranges: &[Inherited]) -> Result<(), PublishError> {
         Ok(())
     }
 

@@ -3,15 +3,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use vma_rcu::tree::Record as _;
+use vma_rcu::tree::{Record as _, View};
 
 use super::draft::HookEvent;
-use super::gate::Gates;
 use super::{AddressSpace, Inner, WriteGuard};
 use crate::accounting::{Totals, check_commit};
 use crate::addr::VmRange;
 use crate::anon::{AnonId, AnonIds};
-use crate::backend::Backend;
+use crate::backend::{Backend, Inheritance, Inherited};
 use crate::error::{Errno, LimitError, PublishError};
 use crate::file::FileObject;
 use crate::flags::{MdweFlags, VmaFlags};
@@ -97,11 +96,39 @@ fn copy_entries<B: Backend>(
     Ok((entries, totals))
 }
 
-/// Where a mapping of the child has pages that no file gives it: private ones, and guard pages.
-fn inherited_pages((range, vma): &(Range<u64>, Vma)) -> Option<(u64, u64)> {
+/// What a child inherits of a mapping, beside the mapping.
+fn inherited(vma: &Vma) -> Inheritance {
     let flags = vma.flags();
     let has_own = !vma.anon().is_none() || flags.contains(VmaFlags::MAYBE_GUARD);
-    (has_own && !flags.contains(VmaFlags::WIPEONFORK)).then_some((range.start, range.end))
+    if flags.intersects(VmaFlags::DONTCOPY | VmaFlags::WIPEONFORK) {
+        Inheritance::Nothing
+    } else if vma.file().is_none() && !flags.intersects(VmaFlags::SHARED | VmaFlags::SPECIAL) {
+        Inheritance::Everything
+    } else if has_own {
+        Inheritance::Private
+    } else {
+        Inheritance::Nothing
+    }
+}
+
+/// The same for all mappings, in order; neighbours that are inherited alike are one.
+fn inheritance(view: View<'_, Vma>) -> Result<Vec<Inherited>, PublishError> {
+    let mut ranges: Vec<Inherited> = Vec::new();
+    for entry in view.iter(0) {
+        let how = inherited(entry.value);
+        match ranges.last_mut() {
+            Some(last) if last.how == how && last.end == entry.start => last.end = entry.end,
+            _ => {
+                ranges.try_reserve(1).map_err(|_| PublishError::NoMemory)?;
+                ranges.push(Inherited {
+                    start: entry.start,
+                    end: entry.end,
+                    how,
+                });
+            }
+        }
+    }
+    Ok(ranges)
 }
 
 /// Owners and files that have to hear of the copies, once they exist.
@@ -141,8 +168,8 @@ impl<B: Backend> WriteGuard<'_, B> {
         let config = self.space.config.load_full();
         let mut ids = self.space.identities.lock().clone();
         let (entries, totals) = copy_entries(self, &config, &mut ids, copying)?;
-        let ranges: Vec<_> = if B::ACTIVE && copying == Copying::Fork {
-            entries.iter().filter_map(inherited_pages).collect()
+        let ranges = if B::ACTIVE && copying == Copying::Fork {
+            inheritance(self.space.core.tree.locked(&self.inner().writer))?
         } else {
             Vec::new()
         };
@@ -176,23 +203,18 @@ impl<B: Backend> WriteGuard<'_, B> {
         Ok(child)
     }
 
-    /// The pages of a child whose layout is there, of one instant: no fault is under way meanwhile, and when the last store
-    /// through an older translation is over, both have the same.
+    /// The pages of a child whose layout is there.
     fn copy_pages(
         &self,
         child: &mut AddressSpace<B>,
-        ranges: &[(u64, u64)],
+        ranges: &[Inherited],
     ) -> Result<(), PublishError> {
         let core = &self.space.core;
-        let view = core.tree.locked(&self.inner().writer);
-        Gates::new(view, ranges).close();
-        let gates = Gates::new(view, ranges);
-        let result = core.backend.dup_pages(&child.core.backend, ranges);
-        drop(gates);
-        result?;
+        core.backend.dup_pages(&child.core.backend, ranges)?;
         let view = child.core.tree.locked(&child.inner.get_mut().writer);
-        for (start, end) in ranges {
-            child.core.recheck_files(view, *start, *end);
+        let private = |range: &&Inherited| range.how == Inheritance::Private;
+        for range in ranges.iter().filter(private) {
+            child.core.recheck_files(view, range.start, range.end);
         }
         Ok(())
     }

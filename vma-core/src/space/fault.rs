@@ -89,6 +89,40 @@ impl Access {
     }
 }
 
+/// What a page is made present for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Need {
+    /// What the mapping has to allow.
+    allowed: Access,
+    /// A page of a private mapping is to be its own, as for a store.
+    own: bool,
+}
+
+impl Need {
+    pub(crate) fn of(access: Access) -> Self {
+        Need {
+            allowed: access,
+            own: false,
+        }
+    }
+
+    pub(crate) fn to_pin(access: Access) -> Self {
+        Need {
+            allowed: access,
+            own: true,
+        }
+    }
+
+    /// As what a backend sees it.
+    fn access(self, flags: VmaFlags) -> Access {
+        if self.own && !flags.contains(VmaFlags::SHARED) {
+            Access::Write
+        } else {
+            self.allowed
+        }
+    }
+}
+
 /// Whether a first access of this kind gives a mapping its identity.
 fn identifies(access: Access, flags: VmaFlags) -> bool {
     access == Access::Write && !flags.contains(VmaFlags::SHARED)
@@ -200,16 +234,17 @@ impl<'a, B: Backend> Pager<'a, B> {
     }
 
     /// One access to all pages of `[start, end)` that lie in the mapping at `start`. Returns where it ends.
-    fn access(&self, start: u64, end: u64, access: Access) -> Result<u64, FaultError> {
+    fn access(&self, start: u64, end: u64, need: Need) -> Result<u64, FaultError> {
         let vma = self.find(start).ok_or(FaultError::Unmapped(start))?;
         let flags = vma.flags();
-        if !access.is_allowed(flags) {
+        if !need.allowed.is_allowed(flags) {
             return Err(FaultError::Denied {
                 addr: start,
-                access,
+                access: need.allowed,
                 vma: vma.range(),
             });
         }
+        let access = need.access(flags);
         if identifies(access, flags) {
             // Before the file is asked for the page, so that it stays when there is none.
             self.identify(start);
@@ -300,7 +335,7 @@ impl<B: Backend> WriteGuard<'_, B> {
                     .map_err(|_| FaultError::Unmapped(at))?;
             }
             let config = self.config();
-            at = self.pager(config).access(at, end, access)?;
+            at = self.pager(config).access(at, end, Need::of(access))?;
         }
         Ok(())
     }
@@ -312,7 +347,7 @@ impl<B: Backend> AddressSpace<B> {
     pub(crate) fn fault_page(
         &self,
         page: u64,
-        access: Access,
+        need: Need,
         reader: &Reader,
     ) -> Result<(), FaultError> {
         for _ in 0..ATTEMPTS {
@@ -321,13 +356,14 @@ impl<B: Backend> AddressSpace<B> {
                 break;
             };
             let (vma, flags) = (entry.value, entry.value.flags());
-            if !access.is_allowed(flags) {
+            if !need.allowed.is_allowed(flags) {
                 return Err(FaultError::Denied {
                     addr: page,
-                    access,
+                    access: need.allowed,
                     vma: VmRange::new(entry.start, entry.end),
                 });
             }
+            let access = need.access(flags);
             if identifies(access, flags) && vma.anon().is_none() {
                 break;
             }
@@ -353,7 +389,7 @@ impl<B: Backend> AddressSpace<B> {
                 Ok(Faulted::Again) | Err(_) => {}
             }
         }
-        self.touch(page, 1, access)
+        self.touch_as(page, page + 1, need)
     }
 
     /// Accesses every page of a range, as a program would, as far as that leaves traces in the bookkeeping: a stack below
@@ -377,7 +413,11 @@ impl<B: Backend> AddressSpace<B> {
         let end = addr
             .checked_add(len.max(1))
             .ok_or(FaultError::Unmapped(addr))?;
-        let mut at = addr;
+        self.touch_as(addr, end, Need::of(access))
+    }
+
+    fn touch_as(&self, start: u64, end: u64, need: Need) -> Result<(), FaultError> {
+        let mut at = start;
         while at < end {
             {
                 let layout = self.read();
@@ -387,7 +427,7 @@ impl<B: Backend> AddressSpace<B> {
                     pages: self.config.load().pages(),
                     backend: &self.core.backend,
                 };
-                match pager.access(at, end, access) {
+                match pager.access(at, end, need) {
                     Ok(to) => {
                         at = to;
                         continue;

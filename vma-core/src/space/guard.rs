@@ -26,7 +26,7 @@ pub struct ReadGuard<'s, B: Backend = ()> {
     inner: Option<rwsem::ReadGuard<'s, Inner>>,
     held: Option<Held>,
     /// What a downgraded guard has still to do.
-    after: After,
+    after: After<B>,
 }
 
 impl<'s, B: Backend> ReadGuard<'s, B> {
@@ -48,6 +48,13 @@ impl<'s, B: Backend> ReadGuard<'s, B> {
             Some(inner) => inner,
             None => unreachable!("only drop takes the lock guard out"),
         }
+    }
+}
+
+impl<B: Backend> ReadGuard<'_, B> {
+    /// As [`WriteGuard::finish`]: for what was done before the downgrade.
+    pub fn finish(&mut self) {
+        self.after.finish(self.space);
     }
 }
 
@@ -77,7 +84,7 @@ pub struct WriteGuard<'s, B: Backend = ()> {
     pub(super) held: Option<Held>,
     /// How long calls wait for the readers of single mappings.
     pub(super) wait: Wait<'s>,
-    pub(super) after: After,
+    pub(super) after: After<B>,
     /// Set when too much retired memory is pending: nothing can be published then.
     pub(super) refused: Option<PublishError>,
 }
@@ -89,11 +96,23 @@ impl<B: Backend> fmt::Debug for WriteGuard<'_, B> {
 }
 
 /// What waits until the lock is let go.
-#[derive(Default)]
-pub(super) struct After {
+pub(super) struct After<B: Backend> {
     changed: bool,
+    /// What calls have taken out.
+    taken: SmallVec<[B::Taken; 1]>,
     /// Few spaces have any.
     work: Option<Box<Work>>,
+}
+
+impl<B: Backend> Default for After<B> {
+    #[inline]
+    fn default() -> Self {
+        After {
+            changed: false,
+            taken: SmallVec::new(),
+            work: None,
+        }
+    }
 }
 
 #[derive(Default)]
@@ -101,7 +120,7 @@ struct Work {
     hooks: Vec<HookEvent>,
 }
 
-impl After {
+impl<B: Backend> After<B> {
     /// Owners are told when the lock has been let go.
     pub(super) fn tell(&mut self, hooks: Vec<HookEvent>) {
         if !hooks.is_empty() {
@@ -110,12 +129,20 @@ impl After {
         }
     }
 
+    /// The pages of what was unmapped go, and nobody uses them any more.
+    pub(super) fn finish(&mut self, space: &AddressSpace<B>) {
+        for taken in self.taken.drain(..) {
+            space.core.backend.finish(taken);
+        }
+    }
+
     /// Does it, with no lock held.
     #[inline]
-    fn run<B: Backend>(&mut self, space: &AddressSpace<B>) {
+    fn run(&mut self, space: &AddressSpace<B>) {
         if !mem::take(&mut self.changed) {
             return;
         }
+        self.finish(space);
         if let Some(work) = self.work.take() {
             work.run();
         }
@@ -191,15 +218,19 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
     /// gates of what pages are moved from: closed     faults in there wait for this call
     /// prepare                                         can fail: the gates are opened
     /// publish, with the gates of the new pieces closed
-    /// commit of the backend                           old pages go, nobody uses them any more
+    /// commit of the backend                           old pages are out of the tables
     /// gates of the new pieces: opened
     /// ```
+    ///
+    /// Nobody uses the old pages any more when they are let go of: when the guard is dropped, with no lock held, but where
+    /// something asks for it earlier.
     fn commit_with_pages(&mut self, changes: &mut Changes) -> Result<(), PublishError> {
         let space = self.space;
         let core = &space.core;
         if let Some(refused) = self.refused {
             return Err(refused);
         }
+        let mut mapped = SmallVec::<[_; 2]>::new();
         for window in &changes.windows {
             for piece in &window.pieces {
                 // Before anything of it can be faulted.
@@ -208,17 +239,22 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
                 }
                 let affected = |change: &PageChange| touches(change, piece.start, piece.end);
                 piece.vma.set_gated(changes.pages.iter().any(affected));
+                mapped.push(piece.start..piece.end);
             }
         }
         let sources: SmallVec<[_; 2]> = changes.pages.iter().filter_map(source).collect();
         Gates::new(core.tree.locked(&self.inner().writer), &sources).close();
-        let result = match core.backend.prepare(&changes.pages) {
-            Ok(()) => self.publish(changes),
-            Err(error) => Err(error),
-        };
+        let prepared = core.backend.prepare(&changes.pages, &mapped);
+        let published = prepared.and_then(|taken| match self.publish(changes) {
+            Ok(followed) => Ok((taken, followed)),
+            Err(error) => {
+                core.backend.finish(taken);
+                Err(error)
+            }
+        });
         let view = core.tree.locked(&self.inner().writer);
-        let followed = match result {
-            Ok(followed) => followed,
+        let (mut taken, followed) = match published {
+            Ok(published) => published,
             Err(error) => {
                 drop(Gates::new(view, &sources));
                 return Err(error);
@@ -232,13 +268,19 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
         let gates = Gates::new(view, &windows);
         // Whoever has linked a table by now is seen, or sees what was published.
         fence(Ordering::SeqCst);
-        core.backend.commit(&changes.pages, &|at| hole(view, at));
+        let hole = |start, end| hole(view, start, end);
+        core.backend.commit(&changes.pages, &mut taken, &hole);
         for change in &changes.pages {
             if let PageChange::Move { to, len, .. } = *change {
                 core.recheck_files(view, to, to + len);
             }
         }
         drop(gates);
+        self.after.changed = true;
+        self.after.taken.push(taken);
+        if changes.gone.intersects(self.config().exclusive_unmap) {
+            self.after.finish(space);
+        }
         if let Some(followed) = followed {
             self.follow(*followed);
         }
@@ -295,6 +337,12 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
         self.inner().totals
     }
 
+    /// Waits until nobody uses the pages that the calls so far have taken away, and lets go of them. Otherwise that's done when the
+    /// guard is dropped.
+    pub fn finish(&mut self) {
+        self.after.finish(self.space);
+    }
+
     /// Keeps the layout as the calls have left it, and lets readers in; no writer comes in between. Who waited
     /// before goes first, so that a waiting writer keeps later readers out: see [`vma_rcu::rwsem`].
     ///
@@ -332,15 +380,17 @@ fn source(change: &PageChange) -> Option<(u64, u64)> {
     }
 }
 
-/// Between which addresses nothing is mapped around `at`; empty, and at the end of the mapping, if something is mapped there.
-fn hole(view: View<'_, Vma>, at: u64) -> (u64, u64) {
-    let (below, above) = view.neighbours(at);
-    let low = below.map_or(0, |entry| entry.end);
-    match above {
-        Some(entry) if entry.start <= at => (entry.end, entry.end),
-        Some(entry) => (low, entry.start),
-        None => (low, u64::MAX),
-    }
+/// What is free around a range that was unmapped, itself included.
+fn hole(view: View<'_, Vma>, start: u64, end: u64) -> (u64, u64) {
+    let (below, _) = view.neighbours(start);
+    let low = match view.find(start.wrapping_sub(1)) {
+        Some(_) => start,
+        None => below.map_or(0, |entry| entry.end),
+    };
+    let high = view
+        .find_next(end)
+        .map_or(u64::MAX, |entry| entry.start.max(end));
+    (low, high)
 }
 
 impl<B: Backend> Drop for WriteGuard<'_, B> {

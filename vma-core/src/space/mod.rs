@@ -62,6 +62,7 @@ pub use self::advise::AdviseError;
 pub use self::brk::BrkError;
 pub use self::check::CheckError;
 pub use self::dup::DupError;
+pub(crate) use self::fault::Need;
 pub use self::fault::{Access, FaultError};
 pub use self::guard::{ReadGuard, WriteGuard};
 pub use self::lock::LockError;

@@ -149,7 +149,36 @@ impl<B: Backend> AddressSpace<B> {
     /// | `ENOMEM` | a hole in the middle of one mapping at the limit of mappings |
     ///
     /// Source: `do_vmi_munmap()` in mm/vma.c.
+    ///
+    /// # Who waits
+    /// The pages go when the lock is free again: others map, unmap and fault meanwhile, in the same place too. How long the lock
+    /// is held doesn't depend on how many pages there are. When the call returns, nobody uses them any more (C3); of a call
+    /// on a [`WriteGuard`] that's true when the guard is dropped.
     pub fn unmap(&self, addr: u64, len: u64) -> Result<(), UnmapError> {
         self.write().unmap(addr, len)
+    }
+
+    /// The same as Linux does it: the pages go under the shared side of the lock, so that readers come in, and no writer.
+    ///
+    /// # Errors
+    /// As [`unmap`](Self::unmap).
+    ///
+    /// Source: `vms_complete_munmap_vmas()` in mm/vma.c.
+    pub fn unmap_downgraded(&self, addr: u64, len: u64) -> Result<(), UnmapError> {
+        let mut guard = self.write();
+        let result = guard.unmap(addr, len);
+        guard.downgrade().finish();
+        result
+    }
+
+    /// The same with the lock held exclusively until the pages are gone.
+    ///
+    /// # Errors
+    /// As [`unmap`](Self::unmap).
+    pub fn unmap_exclusively(&self, addr: u64, len: u64) -> Result<(), UnmapError> {
+        let mut guard = self.write();
+        let result = guard.unmap(addr, len);
+        guard.finish();
+        result
     }
 }

@@ -2,15 +2,17 @@
 
 use std::fmt;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use vma_rcu::reclaim::Reader;
 use vma_rcu::shootdown::Accessing;
 
-use super::frame::{Frame, FrameHead, PageBytes};
+use super::frame::{Frame, PageBytes};
 use super::table::index;
-use super::{PAGE, Paged};
-use crate::space::{Access, AddressSpace, FaultError};
+use super::{PAGE, Paged, Pins};
+use crate::flags::VmaFlags;
+use crate::space::{Access, AddressSpace, FaultError, Need};
 
 /// Entries of an accessor's cache of translations: a megabyte's.
 const CACHED: usize = 256;
@@ -105,10 +107,38 @@ impl AddressSpace<Paged> {
 }
 
 /// A long-term reference to a page's frame: it stays, whatever becomes of the mapping (C17).
-#[derive(Clone, Debug)]
+///
+/// As long as the mapping isn't changed, the page that it shows is this one: also after a dup, whose child gets a copy.
+#[derive(Debug)]
 pub struct PinnedPage {
     frame: Frame,
     writable: bool,
+    pins: Arc<Pins>,
+}
+
+impl PinnedPage {
+    fn new(frame: Frame, writable: bool, pins: &Arc<Pins>) -> Self {
+        frame.pin();
+        pins.0.fetch_add(1, Ordering::Relaxed);
+        PinnedPage {
+            frame,
+            writable,
+            pins: Arc::clone(pins),
+        }
+    }
+}
+
+impl Clone for PinnedPage {
+    fn clone(&self) -> Self {
+        PinnedPage::new(self.frame.clone(), self.writable, &self.pins)
+    }
+}
+
+impl Drop for PinnedPage {
+    fn drop(&mut self) {
+        self.frame.unpin();
+        self.pins.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl PinnedPage {
@@ -158,12 +188,13 @@ impl Accessor<'_> {
                 self.cache.fill(Cached::NONE);
                 self.generation = now.generation();
             }
-            if let Some((cached, _)) = translate(self.space, &self.reader, page, access) {
+            if let Some(cached) = translate(self.space, &self.reader, page, access) {
                 self.cache[(page / PAGE as u64) as usize % CACHED] = cached;
                 return Ok(f(cached.memory));
             }
             drop(now);
-            self.space.fault_page(page, access, &self.reader)?;
+            self.space
+                .fault_page(page, Need::of(access), &self.reader)?;
         }
     }
 
@@ -258,22 +289,44 @@ impl Accessor<'_> {
 
     /// A reference to the frame of a page, made present for `access`. With [`Access::Write`] it's the one that stores go to.
     ///
+    /// A page of a private mapping becomes the mapping's own first, also for [`Access::Read`]: so who holds the pin sees later
+    /// stores (as `FOLL_LONGTERM` does it).
+    ///
     /// # Errors
     /// The fault.
     pub fn pin_page(&mut self, addr: u64, access: Access) -> Result<PinnedPage, FaultError> {
         let page = addr & !OFFSET;
         loop {
-            let now = self.accessing.enter();
-            let found = translate(self.space, &self.reader, page, access);
-            // SAFETY: F2, S1: in the table while this thread is in access: its reference stays until it leaves.
-            let frame = found.map(|(_, head)| unsafe { Frame::another(head) });
-            drop(now);
-            if let Some(frame) = frame {
-                let writable = access == Access::Write;
-                return Ok(PinnedPage { frame, writable });
+            if let Some(pinned) = self.try_pin(page, access) {
+                return Ok(pinned);
             }
-            self.space.fault_page(page, access, &self.reader)?;
+            let need = Need::to_pin(access);
+            self.space.fault_page(page, need, &self.reader)?;
         }
+    }
+
+    /// A pin of what is there, if that does.
+    fn try_pin(&self, page: u64, access: Access) -> Option<PinnedPage> {
+        let state = self.space.backend().state();
+        // A dup comes before, and the page is looked at as it is then, or after, and sees the pin.
+        let _faulting = state.faults.read();
+        let guard = self.reader.pin();
+        let vma = self.space.find(page, &guard)?;
+        let seen = state.tables.leaf(page)?;
+        let leaf = seen.leaf.lock();
+        let entry = leaf.entry(index(page));
+        let is_own = !seen.is_shared && entry.is_owned();
+        let shared = vma.flags().contains(VmaFlags::SHARED);
+        let does = is_own || (shared && access != Access::Write);
+        let now = self.space.find(page, &guard)?;
+        let is_attached = std::ptr::eq(now.vma(), vma.vma()) && !vma.vma().is_gated();
+        if !does || !is_attached || !access.is_allowed(vma.flags()) {
+            return None;
+        }
+        // SAFETY: F2, F3: in the table, under its lock.
+        let frame = unsafe { entry.share() }?;
+        let writable = access == Access::Write;
+        Some(PinnedPage::new(frame, writable, &state.pins))
     }
 
     /// Page by page.
@@ -311,7 +364,7 @@ fn translate(
     reader: &Reader,
     page: u64,
     access: Access,
-) -> Option<(Cached, NonNull<FrameHead>)> {
+) -> Option<Cached> {
     let guard = reader.pin();
     let vma = space.find(page, &guard)?;
     // Before the entry is looked at: what is seen with an open gate is the mapping's own. A mapping that has been replaced since
@@ -319,9 +372,14 @@ fn translate(
     if vma.vma().is_gated() {
         return None;
     }
-    let leaf = space.backend().state().tables.leaf(page)?;
-    let entry = leaf.entry(index(page));
+    let seen = space.backend().state().tables.leaf(page)?;
+    let entry = seen.entry(index(page));
     let head = entry.head()?;
+    // The entry is the mapping's: had another one taken its place before the page came, it would be found now.
+    let now = space.find(page, &guard);
+    if now.is_none_or(|now| !std::ptr::eq(now.vma(), vma.vma())) {
+        return None;
+    }
     let tag = |access: Access| {
         let owned = access != Access::Write || entry.is_owned();
         if owned && access.is_allowed(vma.flags()) {
@@ -338,7 +396,7 @@ fn translate(
         fetch: tag(Access::Execute),
         memory,
     };
-    (cached.tag(access) == page).then_some((cached, head))
+    (cached.tag(access) == page).then_some(cached)
 }
 
 /// Calls `step` with parts of two ranges that each lie in one page, and a buffer for them.

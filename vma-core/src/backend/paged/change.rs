@@ -1,84 +1,149 @@
 //! What calls do to pages.
 
-use smallvec::SmallVec;
+use std::fmt;
+use std::ops::Range;
 
-use super::State;
+use smallvec::SmallVec;
+use vma_rcu::sync::atomic::{AtomicUsize, Ordering};
+use vma_rcu::sync::{Mutex, planted};
+
 use super::entry::{Entry, Kind};
-use super::frame::Frame;
-use super::table::{ENTRIES, LEAF_BYTES, NoMemory, Tables, index};
-use super::{FileUnmap, PAGE, PageChange};
+use super::table::{Detached, Hole, LEAF_BYTES, NoMemory, Plan, Tables, index};
+use super::{FileUnmap, Inherited, PAGE, PageChange, Paged, State};
 use crate::error::PublishError;
 
-/// Frames that a list without memory of its own holds.
-const AT_LEAST: usize = 64;
+impl From<NoMemory> for PublishError {
+    fn from(NoMemory: NoMemory) -> Self {
+        PublishError::NoMemory
+    }
+}
 
-/// Frames that have been taken out of tables. They are let go of when no access can use them any more.
-struct Batch<'s> {
-    state: &'s State,
-    frames: SmallVec<[Frame; AT_LEAST]>,
-    /// Something has changed since the last shootdown.
+/// What a call has taken out of the tables and not let go of yet.
+#[derive(Default)]
+pub struct Taken {
+    detached: Detached,
+    /// In `State::owed`.
+    ticket: Option<u64>,
+    /// Translations may be in use that no longer hold.
     pending: bool,
 }
 
-impl<'s> Batch<'s> {
-    fn new(state: &'s State) -> Self {
-        Batch {
-            state,
-            frames: SmallVec::new(),
-            pending: false,
-        }
-    }
-
-    /// Room for `count` more, or for as many as there can be: at least one. Not under a leaf's lock.
-    fn room(&mut self, count: usize) -> usize {
-        let left = |frames: &SmallVec<[Frame; AT_LEAST]>| frames.capacity() - frames.len();
-        if left(&self.frames) < count && self.frames.try_reserve(count).is_err() {
-            self.flush();
-        }
-        left(&self.frames).min(count)
-    }
-
-    /// Takes an entry's reference.
-    fn take(&mut self, old: Entry) {
-        // SAFETY: F2: the caller has just taken it out.
-        let frame = unsafe { old.take() };
-        self.frames.extend(frame);
-        self.pending = true;
-    }
-
-    /// Waits for the accesses, then lets go.
-    fn flush(&mut self) {
-        if std::mem::take(&mut self.pending) {
-            self.state.shootdown.invalidate();
-        }
-        self.frames.clear();
+impl fmt::Debug for Taken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Taken")
+            .field("pending", &self.pending)
+            .finish_non_exhaustive()
     }
 }
 
-impl Drop for Batch<'_> {
-    fn drop(&mut self) {
-        self.flush();
+/// Ranges whose old translations are in use, because calls that have published still have to wait for the accesses. Who puts
+/// something else there, or takes pages from a file that may be among them, waits for the accesses as well.
+#[derive(Default)]
+pub(super) struct Owed {
+    /// Entries of `ranges`. Added to before the publish, so that who finds the mapping gone finds this; taken from, with release,
+    /// after the shootdown. Loads acquire.
+    count: AtomicUsize,
+    ranges: Mutex<Ranges>,
+}
+
+#[derive(Default)]
+struct Ranges {
+    next: u64,
+    list: SmallVec<[(u64, Range<u64>); 2]>,
+}
+
+impl Owed {
+    pub(super) fn is_any(&self) -> bool {
+        self.count.load(Ordering::Acquire) > 0
+    }
+
+    fn overlaps(&self, range: &Range<u64>) -> bool {
+        let ranges = self.ranges.lock();
+        let overlaps = |other: &Range<u64>| other.start < range.end && range.start < other.end;
+        ranges.list.iter().any(|(_, other)| overlaps(other))
+    }
+
+    /// One ticket for some ranges.
+    fn enter(&self, new: impl Iterator<Item = Range<u64>>) -> Result<u64, NoMemory> {
+        let mut ranges = self.ranges.lock();
+        let ticket = ranges.next;
+        ranges.next += 1;
+        for range in new {
+            ranges.list.try_reserve(1).map_err(|_| NoMemory)?;
+            ranges.list.push((ticket, range));
+        }
+        self.count.store(ranges.list.len(), Ordering::Release);
+        Ok(ticket)
+    }
+
+    fn leave(&self, ticket: u64) {
+        let mut ranges = self.ranges.lock();
+        ranges.list.retain(|(other, _)| *other != ticket);
+        self.count.store(ranges.list.len(), Ordering::Release);
     }
 }
 
-/// Tables that a change will put entries into. They stay if it isn't made after all.
-pub(super) fn prepare(state: &State, changes: &[PageChange]) -> Result<(), PublishError> {
+/// Whose old pages may be in use until the call returns.
+fn outdated(change: &PageChange) -> Option<Range<u64>> {
+    match *change {
+        PageChange::Zap { start, end } => Some(start..end),
+        PageChange::Move { from, len, .. } => Some(from..from + len),
+        _ => None,
+    }
+}
+
+/// Does what can fail of changes: tables that entries are put into, tables that aren't shared, room for what is taken out.
+/// Tables stay if the change isn't made after all.
+pub(super) fn prepare(
+    state: &State,
+    changes: &[PageChange],
+    mapped: &[Range<u64>],
+) -> Result<Taken, NoMemory> {
+    let tables = &state.tables;
+    let mut taken = Taken::default();
+    if state.owed.is_any() {
+        let mut ranges = changes.iter().map(range_of).chain(mapped.iter().cloned());
+        taken.pending = ranges.any(|range| state.owed.overlaps(&range));
+    }
     for change in changes {
-        let made = match *change {
-            PageChange::Guard { start, end } => make_leaves(&state.tables, start, end),
-            PageChange::Move { from, to, len } => make_targets(&state.tables, from, to, len),
-            _ => Ok(()),
-        };
-        made.map_err(|NoMemory| PublishError::NoMemory)?;
+        match *change {
+            PageChange::Zap { start, end } => {
+                tables.prepare_detach(start, end, &mut taken.detached)?;
+            }
+            PageChange::Discard { start, end } | PageChange::Unguard { start, end } => {
+                tables.own_range(start, end)?;
+            }
+            PageChange::Guard { start, end } => make_leaves(tables, start, end)?,
+            PageChange::Move { from, to, len } => {
+                tables.own_range(from, from + len)?;
+                make_targets(tables, from, to, len)?;
+            }
+            PageChange::Protect { .. } => {}
+        }
     }
-    Ok(())
+    if changes.iter().any(|change| outdated(change).is_some()) {
+        taken.ticket = Some(state.owed.enter(changes.iter().filter_map(outdated))?);
+    }
+    Ok(taken)
+}
+
+/// Where a change is at work.
+fn range_of(change: &PageChange) -> Range<u64> {
+    match *change {
+        PageChange::Zap { start, end }
+        | PageChange::Discard { start, end }
+        | PageChange::Protect { start, end }
+        | PageChange::Guard { start, end }
+        | PageChange::Unguard { start, end } => start..end,
+        PageChange::Move { to, len, .. } => to..to + len,
+    }
 }
 
 /// Makes the leaves of a range.
 fn make_leaves(tables: &Tables, start: u64, end: u64) -> Result<(), NoMemory> {
     let mut at = start;
     while at < end {
-        tables.make_leaf(at)?;
+        tables.own_leaf(at)?;
         at = (at / LEAF_BYTES + 1) * LEAF_BYTES;
     }
     Ok(())
@@ -98,178 +163,187 @@ fn make_targets(tables: &Tables, from: u64, to: u64, len: u64) -> Result<(), NoM
 }
 
 /// See [`Backend::commit`](super::super::Backend::commit).
-pub(super) fn commit(state: &State, changes: &[PageChange], hole: &dyn Fn(u64) -> (u64, u64)) {
-    let mut batch = Batch::new(state);
+pub(super) fn commit(
+    state: &State,
+    changes: &[PageChange],
+    taken: &mut Taken,
+    hole: &dyn Fn(u64, u64) -> (u64, u64),
+) {
     for change in changes {
         match *change {
-            PageChange::Zap { start, end } => zap(&mut batch, start, end, |_| true),
-            PageChange::Discard { start, end } => {
-                zap(&mut batch, start, end, |entry| !entry.is_guard());
+            PageChange::Zap { start, end } => {
+                let (low, high) = hole(start, end);
+                let hole = Hole {
+                    low,
+                    start,
+                    end,
+                    high,
+                };
+                let mut make_room = |detached: &mut Detached| let_go(state, detached);
+                state
+                    .tables
+                    .detach(hole, &mut taken.detached, &mut make_room);
             }
-            PageChange::Unguard { start, end } => zap(&mut batch, start, end, Entry::is_guard),
-            PageChange::Guard { start, end } => guard(&mut batch, start, end),
-            PageChange::Move { from, to, len } => move_pages(&mut batch, from, to, len),
-            PageChange::Protect { .. } => batch.pending = true,
+            PageChange::Discard { start, end } => {
+                take(state, start, end, &mut taken.detached, |entry| {
+                    !entry.is_guard()
+                });
+            }
+            PageChange::Unguard { start, end } => {
+                take(state, start, end, &mut taken.detached, Entry::is_guard);
+            }
+            PageChange::Guard { start, end } => {
+                exchange(state, start, end, Entry::GUARD, &mut taken.detached, |_| {
+                    true
+                });
+            }
+            PageChange::Move { from, to, len } => {
+                taken.pending |= move_pages(&state.tables, from, to, len);
+            }
+            PageChange::Protect { .. } => taken.pending = true,
         }
     }
-    batch.flush();
-    drop(batch);
-    for change in changes {
-        if let PageChange::Zap { start, end }
-        | PageChange::Move {
-            from: start,
-            len: end,
-            ..
-        } = *change
-        {
-            let end = match change {
-                PageChange::Move { .. } => start + end,
-                _ => end,
-            };
-            free_tables(state, start, end, hole);
-        }
+    taken.pending |= !taken.detached.is_empty();
+}
+
+/// See [`Backend::finish`](super::super::Backend::finish).
+pub(super) fn finish(state: &State, mut taken: Taken) {
+    if taken.pending {
+        let_go(state, &mut taken.detached);
+    }
+    if let Some(ticket) = taken.ticket {
+        state.owed.leave(ticket);
     }
 }
 
-/// Unlinks the tables that map nothing any more, around what was taken out.
-fn free_tables(state: &State, start: u64, end: u64, hole: &dyn Fn(u64) -> (u64, u64)) {
-    let mut at = start;
-    while at < end {
-        let (low, high) = hole(at);
-        if low < high {
-            state.tables.free(low, high);
-        }
-        at = high.max(at + PAGE as u64);
+/// Waits for the accesses that may still use what was taken out, and lets go of it.
+fn let_go(state: &State, detached: &mut Detached) {
+    if !planted("no_shootdown_of_zap") {
+        state.shootdown.invalidate();
     }
+    state.tables.let_go(detached);
 }
 
 /// Takes out the entries of a range that `which` says.
-fn zap(batch: &mut Batch<'_>, start: u64, end: u64, which: impl Fn(Entry) -> bool) {
-    let tables = &batch.state.tables;
-    tables.for_each(start, end, |leaf, _, range| {
-        let mut rest = range;
-        while !rest.is_empty() {
-            let room = batch.room(rest.len());
-            let run = rest.start..(rest.start + room).min(rest.end);
-            rest.start = run.end;
-            let mut leaf = leaf.lock();
-            if leaf.is_empty() {
+fn take(
+    state: &State,
+    start: u64,
+    end: u64,
+    detached: &mut Detached,
+    which: impl Fn(Entry) -> bool,
+) {
+    exchange(state, start, end, Entry::NONE, detached, which);
+}
+
+/// The same, with something else in their place. Where it takes more than there is memory to note, it lets go of a part.
+fn exchange(
+    state: &State,
+    start: u64,
+    end: u64,
+    new: Entry,
+    detached: &mut Detached,
+    which: impl Fn(Entry) -> bool,
+) {
+    state.tables.for_each(start, end, |seen, _, mut range| {
+        // What calls change was made the space's own. Files have nothing in tables that are shared.
+        if seen.is_shared {
+            return;
+        }
+        loop {
+            // Without memory there is room for a few.
+            let _ = detached.reserve_entries(range.len());
+            detached.exchange(seen.leaf, &mut range, new, &which);
+            if range.is_empty() {
                 return;
             }
-            for at in run {
-                let entry = leaf.entry(at);
-                if !entry.is_none() && which(entry) {
-                    leaf.replace(at, Entry::NONE);
-                    batch.take(entry);
-                }
-            }
+            let_go(state, detached);
         }
     });
 }
 
-/// Puts in guard pages.
-fn guard(batch: &mut Batch<'_>, start: u64, end: u64) {
-    let tables = &batch.state.tables;
-    tables.for_each(start, end, |leaf, _, range| {
-        let mut rest = range;
-        while !rest.is_empty() {
-            let room = batch.room(rest.len());
-            let run = rest.start..(rest.start + room).min(rest.end);
-            rest.start = run.end;
-            let mut leaf = leaf.lock();
-            for at in run {
-                let old = leaf.replace(at, Entry::GUARD);
-                batch.take(old);
-            }
-        }
-    });
-}
-
-/// Moves entries; the tables that they go into are there.
-fn move_pages(batch: &mut Batch<'_>, from: u64, to: u64, len: u64) {
-    let tables = &batch.state.tables;
+/// Moves entries; the tables that they go into are there. Whether there were any.
+fn move_pages(tables: &Tables, from: u64, to: u64, len: u64) -> bool {
+    let mut moved = false;
     tables.for_each(from, from + len, |source, at, range| {
         for (i, index_from) in range.enumerate() {
             let target = at - from + to + (i * PAGE) as u64;
             // Nobody else locks two leaves of a space: their order doesn't matter.
-            let old = source.lock().replace(index_from, Entry::NONE);
+            let old = source.leaf.lock().replace(index_from, Entry::NONE);
             if old.is_none() {
                 continue;
             }
-            batch.pending = true;
+            moved = true;
             // The table is there, by `prepare`; were it not, the page would be lost, and not leaked.
-            let leaf = tables.leaf(target);
-            let there = leaf.map_or(old, |leaf| leaf.lock().replace(index(target), old));
+            let target_leaf = tables.leaf(target);
+            let there =
+                target_leaf.map_or(old, |seen| seen.leaf.lock().replace(index(target), old));
             debug_assert!(there.is_none(), "nothing is where pages are moved to");
-            batch.room(1);
-            batch.take(there);
+            // SAFETY: F2: just taken out.
+            drop(unsafe { there.take() });
         }
     });
+    moved
 }
 
 /// See [`Backend::unmap_file`](super::super::Backend::unmap_file).
 pub(super) fn unmap_file(state: &State, unmap: &FileUnmap<'_>) {
-    let mut batch = Batch::new(state);
+    let mut detached = Detached::default();
     let copies = unmap.copies;
-    zap(&mut batch, unmap.start, unmap.end, |entry| {
+    take(state, unmap.start, unmap.end, &mut detached, |entry| {
         entry.head().is_some() && (copies || entry.kind() != Kind::Anon)
     });
+    if !detached.is_empty() {
+        let_go(state, &mut detached);
+    }
 }
 
 /// See [`Backend::unmap_removed`](super::super::Backend::unmap_removed).
 pub(super) fn unmap_removed(state: &State, start: u64, end: u64) {
-    zap(&mut Batch::new(state), start, end, Entry::is_removed);
+    let mut detached = Detached::default();
+    take(state, start, end, &mut detached, Entry::is_removed);
+    if !detached.is_empty() {
+        let_go(state, &mut detached);
+    }
 }
 
-/// Shares private pages with a child; stores to them go to copies from here on, in both.
-pub(super) fn copy(
-    parent: &State,
-    child: &State,
-    ranges: &[(u64, u64)],
-) -> Result<(), PublishError> {
-    // What can fail comes first, so that the parent stays as it is.
-    let mut result = Ok(());
-    for (start, end) in ranges {
-        parent.tables.for_each(*start, *end, |_, at, _| {
-            if result.is_ok() {
-                result = child.tables.make_leaf(at).map(|_| ());
-            }
-        });
+/// See [`Backend::dup_pages`](super::super::Backend::dup_pages).
+pub(super) fn dup(parent: &Paged, child: &Paged, ranges: &[Inherited]) -> Result<(), NoMemory> {
+    let (from, to) = (parent.state(), child.state());
+    // Faults under way have put in their pages; others wait.
+    let _closed = from.faults.write();
+    let mut plan = Plan::new(ranges, from.pins.is_any());
+    let result = from.tables.share(&to.tables, &mut plan);
+    // Even when it failed: what was marked as shared isn't stored to any more.
+    if !planted("no_shootdown_of_dup") {
+        from.shootdown.invalidate();
     }
-    result.map_err(|NoMemory| PublishError::NoMemory)?;
-    let mut batch = Batch::new(parent);
-    for (start, end) in ranges {
-        parent.tables.for_each(*start, *end, |leaf, at, range| {
-            let Some(copy) = child.tables.leaf(at) else {
-                return;
-            };
-            let (mut leaf, mut copy) = (leaf.lock(), copy.lock());
-            for index in range {
-                let entry = leaf.entry(index);
-                let shown = match entry.kind() {
-                    Kind::Anon => share_private(&mut leaf, index, entry),
-                    _ if entry.is_guard() => entry,
-                    // The child finds it by itself.
-                    _ => continue,
-                };
-                batch.pending = true;
-                copy.replace(index, shown);
-            }
-        });
+    let copied = plan.pinned().iter().map(|at| copy_pinned(parent, to, *at));
+    let copied = copied.fold(Ok(()), Result::and);
+    result.and(copied)
+}
+
+/// A pinned page stays the parent's, the child gets a copy (C17).
+fn copy_pinned(parent: &Paged, child: &State, at: u64) -> Result<(), NoMemory> {
+    let Some(from) = parent.state().tables.leaf(at) else {
+        return Ok(());
+    };
+    let entry = from.leaf.lock().entry(index(at));
+    // SAFETY: F2: nobody takes private pages out while the parent is copied, but its files, of what no pin keeps.
+    let Some(page) = (unsafe { entry.share() }) else {
+        return Ok(());
+    };
+    let copy = parent.frames.allocate().map(|mut new| {
+        page.bytes().copy_to(&mut new);
+        Entry::of(new.filled(), Kind::Anon, true)
+    });
+    let mut leaf = from.leaf.lock();
+    if leaf.entry(index(at)) == entry {
+        leaf.replace(index(at), entry.owned());
     }
+    drop(leaf);
+    let copy = copy.ok_or(NoMemory)?;
+    let gone = child.tables.own_leaf(at)?.lock().replace(index(at), copy);
+    // SAFETY: F2: just taken out of tables that nobody uses yet.
+    drop(unsafe { gone.take() });
     Ok(())
 }
-
-/// One private page, for the child.
-fn share_private(leaf: &mut super::table::LockedLeaf<'_>, index: usize, entry: Entry) -> Entry {
-    // SAFETY: F2: in the table, under its lock.
-    let Some(frame) = (unsafe { entry.share() }) else {
-        return Entry::NONE;
-    };
-    if entry.is_owned() {
-        leaf.replace(index, entry.without_owner());
-    }
-    Entry::of(frame, Kind::Anon, false)
-}
-
-const _: () = assert!(ENTRIES * PAGE == LEAF_BYTES as usize);

@@ -120,6 +120,13 @@ impl Entry {
         head.is_some_and(|head| unsafe { head.as_ref() }.is_removed())
     }
 
+    /// Somebody has pinned the page: it stays this mapping's.
+    pub(super) fn is_pinned(self) -> bool {
+        // SAFETY: F2, F3: in a table whose lock is held.
+        self.head()
+            .is_some_and(|head| unsafe { head.as_ref() }.is_pinned())
+    }
+
     /// The same page, stores to which go to a copy.
     pub(super) fn without_owner(self) -> Self {
         Entry(self.0.map_addr(|address| address & !OWNED))
@@ -141,6 +148,20 @@ impl Entry {
         Some(unsafe { Frame::from_raw(head) })
     }
 
+    /// The same, but a private page isn't its own: what shows it is shared.
+    pub(super) fn unless_private(self) -> Self {
+        if self.kind() == Kind::Anon {
+            self.without_owner()
+        } else {
+            self
+        }
+    }
+
+    /// Whether both show the same, whoever owns it.
+    pub(super) fn shows_what(self, other: Entry) -> bool {
+        self.without_owner() == other.without_owner()
+    }
+
     /// Another reference to the page's frame.
     ///
     /// # Safety
@@ -150,5 +171,20 @@ impl Entry {
         let head = self.head()?;
         // SAFETY: by the caller's promise the entry's own reference stays meanwhile.
         Some(unsafe { Frame::another(head) })
+    }
+
+    /// An entry for another table that shows the same, with a reference of its own if this one has one. A private page is neither
+    /// one's own from here on.
+    ///
+    /// # Safety
+    ///
+    /// As [`share`](Self::share).
+    pub(super) unsafe fn duplicate(self) -> Self {
+        let shown = self.unless_private();
+        if self.kind() != Kind::Uncounted {
+            // SAFETY: by the caller's promise; the reference is the new entry's.
+            std::mem::forget(unsafe { self.share() });
+        }
+        shown
     }
 }

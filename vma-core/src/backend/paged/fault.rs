@@ -11,12 +11,14 @@
 
 use std::ptr::NonNull;
 use std::sync::OnceLock;
-use std::sync::atomic::{Ordering, fence};
+
+use vma_rcu::sync::atomic::{Ordering, fence};
+use vma_rcu::sync::planted;
 
 use super::entry::{Entry, Kind};
 use super::frame::{Frame, FrameHead};
 use super::mapping::Mapping;
-use super::table::{Leaf, index};
+use super::table::{Leaf, NoMemory, Seen, index};
 use super::{Fault, Faulted, PAGE, Paged, State};
 use crate::file::{FileKind, FilePage, OpenFile};
 use crate::flags::VmaFlags;
@@ -59,29 +61,25 @@ fn suffices(entry: Entry, access: Access) -> bool {
 /// See [`Backend::fault`](super::Backend::fault).
 pub(super) fn fault(paged: &Paged, fault: &Fault<'_>) -> Result<Faulted, FaultError> {
     let state = paged.state();
-    let out_of_memory = FaultError::OutOfMemory(fault.addr);
     if fault.addr >= state.limit {
         return Err(FaultError::Unmapped(fault.addr));
     }
-    let leaf = state
-        .tables
-        .make_leaf(fault.addr)
-        .map_err(|_| out_of_memory)?;
     loop {
-        let found = leaf.entry(index(fault.addr));
+        let seen = state.tables.leaf(fault.addr);
+        let found = seen.map_or(Entry::NONE, |seen| seen.entry(index(fault.addr)));
         if found.is_guard() {
             return Err(FaultError::Unmapped(fault.addr));
         }
-        if suffices(found, fault.access) || is_last_owner(leaf, fault, found) {
+        if suffices(found, fault.access) || is_last_owner(state, fault, found)? {
             return Ok(Faulted::Done);
         }
         let new = match source(fault, found) {
             Source::Zeros => New::of(zeros(fault.addr)?),
             Source::Fresh => {
-                let frame = paged.frames.allocate().ok_or(out_of_memory)?;
+                let frame = paged.allocate(fault.addr)?;
                 New::of(Entry::of(frame.zeroed(), Kind::Anon, true))
             }
-            Source::CopyOfFound => match copy_of(paged, leaf, fault, found)? {
+            Source::CopyOfFound => match copy_of(paged, seen, fault, found)? {
                 Some(new) => new,
                 None => continue,
             },
@@ -90,7 +88,7 @@ pub(super) fn fault(paged: &Paged, fault: &Fault<'_>) -> Result<Faulted, FaultEr
                 None => return Ok(Faulted::Again),
             },
         };
-        match install(state, leaf, fault, found, new) {
+        match install(state, fault, found, new)? {
             Installed::Yes => return Ok(Faulted::Done),
             Installed::Changed => {}
             Installed::Stale => return Ok(Faulted::Again),
@@ -119,19 +117,27 @@ enum Source<'f> {
     File(&'f OpenFile),
 }
 
+/// The leaf that the page is put into. While the caller has `State::faults`.
+fn own_leaf<'s>(state: &'s State, fault: &Fault<'_>) -> Result<&'s Leaf, FaultError> {
+    let leaf = state.tables.own_leaf(fault.addr);
+    leaf.map_err(|NoMemory| FaultError::OutOfMemory(fault.addr))
+}
+
 /// Nobody else shows the private page any more that was shared with a child or a parent: stores may go to it.
-fn is_last_owner(leaf: &Leaf, fault: &Fault<'_>, found: Entry) -> bool {
+fn is_last_owner(state: &State, fault: &Fault<'_>, found: Entry) -> Result<bool, FaultError> {
     if found.kind() != Kind::Anon {
-        return false;
+        return Ok(false);
     }
-    let mut leaf = leaf.lock();
+    let _faulting = state.faults.read();
+    let mut leaf = own_leaf(state, fault)?.lock();
     let at = index(fault.addr);
-    let is_sole = leaf.entry(at) == found && found.head().is_some_and(is_sole);
+    let now = leaf.entry(at);
+    let is_sole = now.shows_what(found) && (now.is_owned() || found.head().is_some_and(is_sole));
     if is_sole {
         // The reference stays in the entry.
-        leaf.replace(at, found.owned());
+        leaf.replace(at, now.owned());
     }
-    is_sole
+    Ok(is_sole)
 }
 
 /// Whether the entry in hand has the only reference. The leaf is locked.
@@ -154,19 +160,19 @@ fn source<'f>(fault: &Fault<'f>, found: Entry) -> Source<'f> {
 /// A copy of the page that was found, for a store to private memory. `None`: it isn't there any more.
 fn copy_of(
     paged: &Paged,
-    leaf: &Leaf,
+    seen: Option<Seen<'_>>,
     fault: &Fault<'_>,
     found: Entry,
 ) -> Result<Option<New>, FaultError> {
-    let new = paged.frames.allocate();
-    let mut new = new.ok_or(FaultError::OutOfMemory(fault.addr))?;
+    let Some(seen) = seen else { return Ok(None) };
+    let mut new = paged.allocate(fault.addr)?;
     let is_zero = zero_page().is_some_and(|zero| found.head() == Some(zero.into()));
     if is_zero {
         return Ok(Some(New::of(Entry::of(new.zeroed(), Kind::Anon, true))));
     }
     let old = {
-        let leaf = leaf.lock();
-        if leaf.entry(index(fault.addr)) != found {
+        let leaf = seen.leaf.lock();
+        if !leaf.entry(index(fault.addr)).shows_what(found) {
             return Ok(None);
         }
         // SAFETY: F2, F3: in the table, under its lock.
@@ -199,8 +205,7 @@ fn file_page(paged: &Paged, fault: &Fault<'_>, file: &OpenFile) -> Result<Option
         let of = Some(page);
         return Ok(Some(New { entry, of }));
     }
-    let new = paged.frames.allocate();
-    let mut new = new.ok_or(FaultError::OutOfMemory(fault.addr))?;
+    let mut new = paged.allocate(fault.addr)?;
     page.bytes().copy_to(&mut new);
     let entry = Entry::of(new.filled(), Kind::Anon, true);
     let of = Some(page);
@@ -215,21 +220,39 @@ enum Installed {
     Stale,
 }
 
-fn install(state: &State, leaf: &Leaf, fault: &Fault<'_>, found: Entry, new: New) -> Installed {
+fn install(
+    state: &State,
+    fault: &Fault<'_>,
+    found: Entry,
+    new: New,
+) -> Result<Installed, FaultError> {
     let New { entry: new, of } = new;
+    let _faulting = state.faults.read();
+    let leaf = match own_leaf(state, fault) {
+        Ok(leaf) => leaf,
+        Err(error) => {
+            // SAFETY: F2: it was put in nowhere.
+            drop(unsafe { new.take() });
+            return Err(error);
+        }
+    };
     let mut locked = leaf.lock();
     let at = index(fault.addr);
     // Pairs with those of calls (`Gates`, `recheck_files`): a call that hasn't seen this leaf is seen here.
     fence(Ordering::SeqCst);
-    let is_stale = !(fault.attached)() || of.as_ref().is_some_and(Frame::is_removed);
+    let is_stale =
+        !planted("no_recheck") && !(fault.attached)() || of.as_ref().is_some_and(Frame::is_removed);
+    let now = locked.entry(at);
     let result = if is_stale {
         Installed::Stale
-    } else if locked.entry(at) == found {
-        if found.head().is_some() {
+    } else if now.shows_what(found) && !suffices(now, fault.access) {
+        if now.head().is_some() {
             // An accessor may have the old page cached for loads. It's out of use before the first store to the new one; who
             // faults meanwhile waits for the leaf's lock.
             locked.replace(at, Entry::NONE);
-            state.shootdown.invalidate();
+            if !planted("no_shootdown_of_copy") {
+                state.shootdown.invalidate();
+            }
         }
         locked.replace(at, new);
         Installed::Yes
@@ -238,13 +261,13 @@ fn install(state: &State, leaf: &Leaf, fault: &Fault<'_>, found: Entry, new: New
     };
     drop(locked);
     let gone = match result {
-        Installed::Yes => found,
+        Installed::Yes => now,
         Installed::Changed | Installed::Stale => new,
     };
     // SAFETY: F2: taken out, and nobody uses it any more, or never put in.
     drop(unsafe { gone.take() });
     drop(of);
-    result
+    Ok(result)
 }
 
 const _: () = assert!(PAGE == 1 << 12);

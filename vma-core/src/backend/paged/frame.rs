@@ -16,7 +16,8 @@ pub struct FrameHead {
     /// References. An increment is relaxed, since whoever makes one has a reference; a decrement is a release, and the last one
     /// acquires, so that all uses come before the frame is given back. As `std::sync::Arc`.
     refs: AtomicU32,
-    /// [`REMOVED`]. Relaxed: ordered by the locks of the page cache and of the page table that both sides take.
+    /// [`REMOVED`], and how often it's pinned, in units of [`PIN`]. Relaxed: ordered by the locks of the page cache and of the page
+    /// table that both sides take.
     state: AtomicU32,
     memory: NonNull<u8>,
     /// The allocator's, for its own bookkeeping.
@@ -26,6 +27,8 @@ pub struct FrameHead {
 
 /// The frame is a file's no more: whoever found it in the page cache before has to look again.
 const REMOVED: u32 = 1;
+/// One pin.
+const PIN: u32 = 2;
 
 // SAFETY: F1: `memory` and `owner` are only used as the allocator allows it from any thread (its promise).
 unsafe impl Send for FrameHead {}
@@ -68,6 +71,11 @@ impl FrameHead {
     /// The frame has left the page cache.
     pub(super) fn is_removed(&self) -> bool {
         self.state.load(Ordering::Relaxed) & REMOVED != 0
+    }
+
+    /// Somebody has pinned it.
+    pub(super) fn is_pinned(&self) -> bool {
+        self.state.load(Ordering::Relaxed) >= PIN
     }
 
     /// Where its bytes are.
@@ -135,7 +143,17 @@ impl Frame {
 
     /// The frame leaves the page cache.
     pub(crate) fn set_removed(&self) {
-        self.head().state.store(REMOVED, Ordering::Relaxed);
+        self.head().state.fetch_or(REMOVED, Ordering::Relaxed);
+    }
+
+    /// One pin more. At most some thousand million of them; beyond that it would be leaked rather than unpinned.
+    pub(super) fn pin(&self) {
+        self.head().state.fetch_add(PIN, Ordering::Relaxed);
+    }
+
+    /// One pin less.
+    pub(super) fn unpin(&self) {
+        self.head().state.fetch_sub(PIN, Ordering::Relaxed);
     }
 
     /// It has left the page cache.

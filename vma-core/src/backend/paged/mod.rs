@@ -52,17 +52,22 @@ mod pool;
 mod table;
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
+use vma_rcu::percpu_rwsem::PercpuRwSemaphore;
 use vma_rcu::reclaim::Domain;
 use vma_rcu::shootdown::Shootdown;
+use vma_rcu::sync::atomic::{AtomicUsize, Ordering};
 
 pub use self::access::{AccessError, Accessor};
+use self::change::Owed;
+pub use self::change::Taken;
 pub use self::frame::{Frame, FrameAllocator, FrameHead, NewFrame, PageBytes};
 pub use self::pool::{FramePool, PoolStats};
 pub use self::table::Resident;
 use self::table::Tables;
-use super::{Backend, Fault, Faulted, FileUnmap, PageChange};
+use super::{Backend, Fault, Faulted, FileUnmap, Inherited, PageChange};
 use crate::error::PublishError;
 use crate::file::FileObjectBuilder;
 use crate::limits::{ConfigError, SpaceConfig};
@@ -88,7 +93,24 @@ struct State {
     /// First address beyond the space.
     limit: u64,
     tables: Tables,
+    /// The shared side while a fault changes tables; exclusively while they are shared with a child.
+    faults: PercpuRwSemaphore<()>,
     shootdown: Shootdown,
+    owed: Owed,
+    pins: Arc<Pins>,
+}
+
+/// How many pages of a space are pinned.
+#[derive(Debug, Default)]
+struct Pins(
+    /// Counted up under the fault lock's shared side, read under the exclusive one, so that relaxed does.
+    AtomicUsize,
+);
+
+impl Pins {
+    fn is_any(&self) -> bool {
+        self.0.load(Ordering::Relaxed) > 0
+    }
 }
 
 impl fmt::Debug for Paged {
@@ -127,6 +149,10 @@ impl Paged {
             .expect("a space attaches its backend first")
     }
 
+    fn allocate(&self, addr: u64) -> Result<NewFrame, FaultError> {
+        self.frames.allocate().ok_or(FaultError::OutOfMemory(addr))
+    }
+
     /// Resident pages by kind: a count per table of 512 pages, summed up. Not of one instant while faults are under way.
     pub fn resident(&self) -> Resident {
         let state = self.state();
@@ -155,12 +181,17 @@ impl State {
             domain: domain.clone(),
             limit,
             tables: Tables::try_new(limit, table_limit, domain)?,
+            faults: PercpuRwSemaphore::default(),
             shootdown: Shootdown::default(),
+            owed: Owed::default(),
+            pins: Arc::default(),
         })
     }
 }
 
 impl Backend for Paged {
+    type Taken = Taken;
+
     fn attach(&self, domain: &Domain, config: &SpaceConfig) -> Result<(), ConfigError> {
         if config.page_size != PAGE as u64 {
             return Err(ConfigError::Backend);
@@ -174,12 +205,26 @@ impl Backend for Paged {
         self.state.set(state).map_err(|_| ConfigError::Backend)
     }
 
-    fn prepare(&self, changes: &[PageChange]) -> Result<(), PublishError> {
-        change::prepare(self.state(), changes)
+    fn prepare(
+        &self,
+        changes: &[PageChange],
+        mapped: &[Range<u64>],
+    ) -> Result<Taken, PublishError> {
+        let taken = change::prepare(self.state(), changes, mapped);
+        taken.map_err(PublishError::from)
     }
 
-    fn commit(&self, changes: &[PageChange], hole: &dyn Fn(u64) -> (u64, u64)) {
-        change::commit(self.state(), changes, hole);
+    fn commit(
+        &self,
+        changes: &[PageChange],
+        taken: &mut Taken,
+        hole: &dyn Fn(u64, u64) -> (u64, u64),
+    ) {
+        change::commit(self.state(), changes, taken, hole);
+    }
+
+    fn finish(&self, taken: Taken) {
+        change::finish(self.state(), taken);
     }
 
     fn fault(&self, fault: &Fault<'_>) -> Result<Faulted, FaultError> {
@@ -193,7 +238,7 @@ impl Backend for Paged {
             return true;
         }
         let leaf = self.state().tables.leaf(addr);
-        leaf.is_some_and(|leaf| leaf.entry(table::index(addr)).head().is_some())
+        leaf.is_some_and(|seen| seen.entry(table::index(addr)).head().is_some())
     }
 
     fn dup(&self) -> Result<Self, PublishError> {
@@ -205,8 +250,8 @@ impl Backend for Paged {
         Ok(child)
     }
 
-    fn dup_pages(&self, child: &Self, ranges: &[(u64, u64)]) -> Result<(), PublishError> {
-        change::copy(self.state(), child.state(), ranges)
+    fn dup_pages(&self, child: &Self, ranges: &[Inherited]) -> Result<(), PublishError> {
+        change::dup(self, child, ranges).map_err(PublishError::from)
     }
 
     fn unmap_removed(&self, start: u64, end: u64) {

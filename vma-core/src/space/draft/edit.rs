@@ -93,6 +93,9 @@ impl Draft<'_> {
         let mut from = u64::MAX;
         let mut to = start;
         let mut at = start;
+        if self.changes.notes_pages {
+            self.note_gone(start, end);
+        }
         while let Some((vma_start, vma_end)) = self.take_account(at, end) {
             from = from.min(vma_start);
             to = vma_end;
@@ -101,6 +104,16 @@ impl Draft<'_> {
         if from < to {
             self.add_window(from, to, Pieces::new());
             self.note_pages(PageChange::Zap { start, end });
+        }
+    }
+
+    /// Of what kinds the mappings are that go.
+    fn note_gone(&mut self, start: u64, end: u64) {
+        let mut at = start;
+        while let Some(vma) = self.first_in(at, end) {
+            let (flags, to) = (vma.flags(), vma.end);
+            self.changes.gone |= flags;
+            at = to;
         }
     }
 

@@ -17,6 +17,7 @@ use crate::accounting::Totals;
 use crate::addr::{Pages, VmRange};
 use crate::backend::PageChange;
 use crate::file::{FileObject, MappingHooks};
+use crate::flags::VmaFlags;
 use crate::limits::SpaceConfig;
 use crate::vma::{Placed, Vma};
 
@@ -75,6 +76,8 @@ pub(super) struct Changes {
     pub(super) followed: Option<Box<Followed>>,
     /// What happens to pages, in this order; not noted where nothing is behind mappings.
     pub(super) pages: Vec<PageChange>,
+    /// Flags of all mappings that are unmapped.
+    pub(super) gone: VmaFlags,
     notes_pages: bool,
 }
 
@@ -89,6 +92,7 @@ impl Changes {
             guards: false,
             followed: None,
             pages: Vec::new(),
+            gone: VmaFlags::empty(),
             notes_pages,
         }
     }
