@@ -8,7 +8,7 @@ use vma_rcu::sync::atomic::{AtomicUsize, Ordering};
 use vma_rcu::sync::{Mutex, planted};
 
 use super::entry::{Entry, Kind};
-use super::table::{Detached, Hole, LEAF_BYTES, NoMemory, Plan, Tables, index};
+use super::table::{Detached, Hole, LEAF_BYTES, NoMemory, Plan, Spares, Tables, index};
 use super::{FileUnmap, Inherited, PAGE, PageChange, Paged, State};
 use crate::error::PublishError;
 
@@ -22,6 +22,8 @@ impl From<NoMemory> for PublishError {
 #[derive(Default)]
 pub struct Taken {
     detached: Detached,
+    /// For moves to where something is taken out first, tables included.
+    spares: Spares,
     /// In `State::owed`.
     ticket: Option<u64>,
     /// Translations may be in use that no longer hold.
@@ -113,10 +115,22 @@ pub(super) fn prepare(
             PageChange::Discard { start, end } | PageChange::Unguard { start, end } => {
                 tables.own_range(start, end)?;
             }
-            PageChange::Guard { start, end } => make_leaves(tables, start, end)?,
+            PageChange::Guard { start, end } => {
+                leaves(start, end).try_for_each(|at| tables.own_leaf(at).map(|_| ()))?;
+            }
             PageChange::Move { from, to, len } => {
                 tables.own_range(from, from + len)?;
-                make_targets(tables, from, to, len)?;
+                let target = to..to + len;
+                let is_zapped = changes.iter().any(|change| {
+                    matches!(change, PageChange::Zap { start, end } if *start < target.end && target.start < *end)
+                });
+                for_targets(tables, from, to, len, |at| {
+                    if is_zapped {
+                        tables.make_spares(at, &mut taken.spares)
+                    } else {
+                        tables.own_leaf(at).map(|_| ())
+                    }
+                })?;
             }
             PageChange::Protect { .. } => {}
         }
@@ -139,24 +153,26 @@ fn range_of(change: &PageChange) -> Range<u64> {
     }
 }
 
-/// Makes the leaves of a range.
-fn make_leaves(tables: &Tables, start: u64, end: u64) -> Result<(), NoMemory> {
-    let mut at = start;
-    while at < end {
-        tables.own_leaf(at)?;
-        at = (at / LEAF_BYTES + 1) * LEAF_BYTES;
-    }
-    Ok(())
+/// The leaves of a range, by an address in each.
+fn leaves(start: u64, end: u64) -> impl Iterator<Item = u64> {
+    let next = move |at: &u64| Some((at / LEAF_BYTES + 1) * LEAF_BYTES).filter(|at| *at < end);
+    std::iter::successors(Some(start).filter(|at| *at < end), next)
 }
 
-/// Makes the leaves that the leaves of `from` are moved into.
-fn make_targets(tables: &Tables, from: u64, to: u64, len: u64) -> Result<(), NoMemory> {
+/// Does `f` to the leaves that the leaves of `from` are moved into.
+fn for_targets(
+    tables: &Tables,
+    from: u64,
+    to: u64,
+    len: u64,
+    mut f: impl FnMut(u64) -> Result<(), NoMemory>,
+) -> Result<(), NoMemory> {
     let mut result = Ok(());
     tables.for_each(from, from + len, |_, at, range| {
         let target = at - from + to;
         let end = target + (range.len() * PAGE) as u64;
         if result.is_ok() {
-            result = make_leaves(tables, target, end);
+            result = leaves(target, end).try_for_each(&mut f);
         }
     });
     result
@@ -172,7 +188,7 @@ pub(super) fn commit(
     for change in changes {
         match *change {
             PageChange::Zap { start, end } => {
-                let (low, high) = hole(start, end);
+                let (low, high) = clipped(changes, start..end, hole(start, end));
                 let hole = Hole {
                     low,
                     start,
@@ -198,12 +214,32 @@ pub(super) fn commit(
                 });
             }
             PageChange::Move { from, to, len } => {
-                taken.pending |= move_pages(&state.tables, from, to, len);
+                taken.pending |= move_pages(&state.tables, from, to, len, &mut taken.spares);
             }
             PageChange::Protect { .. } => taken.pending = true,
         }
     }
     taken.pending |= !taken.detached.is_empty();
+}
+
+/// What is free around a range, less what pages are moved from or to by the same call.
+fn clipped(changes: &[PageChange], range: Range<u64>, hole: (u64, u64)) -> (u64, u64) {
+    let (mut low, mut high) = hole;
+    for change in changes {
+        let PageChange::Move { from, to, len } = *change else {
+            continue;
+        };
+        for start in [from, to] {
+            let end = start + len;
+            if start < range.start {
+                low = low.max(end.min(range.start));
+            }
+            if end > range.end {
+                high = high.min(start.max(range.end));
+            }
+        }
+    }
+    (low, high)
 }
 
 /// See [`Backend::finish`](super::super::Backend::finish).
@@ -262,7 +298,7 @@ fn exchange(
 }
 
 /// Moves entries; the tables that they go into are there. Whether there were any.
-fn move_pages(tables: &Tables, from: u64, to: u64, len: u64) -> bool {
+fn move_pages(tables: &Tables, from: u64, to: u64, len: u64, spares: &mut Spares) -> bool {
     let mut moved = false;
     tables.for_each(from, from + len, |source, at, range| {
         for (i, index_from) in range.enumerate() {
@@ -273,10 +309,9 @@ fn move_pages(tables: &Tables, from: u64, to: u64, len: u64) -> bool {
                 continue;
             }
             moved = true;
-            // The table is there, by `prepare`; were it not, the page would be lost, and not leaked.
-            let target_leaf = tables.leaf(target);
-            let there =
-                target_leaf.map_or(old, |seen| seen.leaf.lock().replace(index(target), old));
+            // There are tables, or spare ones, by `prepare`; were there none, the page would be lost, and not leaked.
+            let target_leaf = tables.own_leaf_with(target, spares);
+            let there = target_leaf.map_or(old, |leaf| leaf.lock().replace(index(target), old));
             debug_assert!(there.is_none(), "nothing is where pages are moved to");
             // SAFETY: F2: just taken out.
             drop(unsafe { there.take() });
