@@ -58,6 +58,8 @@ impl Backend for Recorder {
     fn unmap_file(&self, _: &FileUnmap<'_>) {}
 
     fn unmap_removed(&self, _: u64, _: u64) {}
+
+    fn settle(&self) {}
 }
 
 fn space() -> AddressSpace<Recorder> {

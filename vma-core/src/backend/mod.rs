@@ -193,6 +193,10 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// The same for those pages of a range that their file has let go of already, whichever file that is.
     fn unmap_removed(&self, start: u64, end: u64);
 
+    /// Waits until no access uses what calls have taken out so far, whether or not they have waited for it themselves. Called by
+    /// a file that lets go of pages: a mapping that it no longer finds may have shown them.
+    fn settle(&self);
+
     /// What shared anonymous memory is made of.
     fn shared_memory(&self, builder: FileObjectBuilder) -> FileObjectBuilder {
         builder
@@ -248,4 +252,6 @@ impl Backend for () {
     fn unmap_file(&self, _unmap: &FileUnmap<'_>) {}
 
     fn unmap_removed(&self, _start: u64, _end: u64) {}
+
+    fn settle(&self) {}
 }

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::draft::Draft;
-use super::fault::{Access, FaultError, Pager};
+use super::fault::Pager;
 use super::{AddressSpace, WriteGuard, rounded_range};
-use crate::addr::VmRange;
+use crate::addr::{Pages, VmRange};
 use crate::backend::{Backend, PageChange};
 use crate::error::{Errno, PublishError, SplitError};
 use crate::file::{FileObject, Seals};
@@ -146,7 +146,7 @@ fn new_flags(vma: Placed<'_>, advice: Advice) -> Option<Result<VmaFlags, AdviseE
     })
 }
 
-fn not_applicable(vma: Placed<'_>, advice: Advice) -> AdviseError {
+pub(super) fn not_applicable(vma: Placed<'_>, advice: Advice) -> AdviseError {
     AdviseError::NotApplicable {
         vma: vma.range(),
         advice: advice.0,
@@ -303,79 +303,91 @@ fn walk(
     hole.map_or(Ok(()), |at| Err(AdviseError::Unmapped(at)))
 }
 
+/// Frees pages of files, with no lock held that their other mappings could want.
+fn punch(holes: Vec<Hole>) {
+    for hole in holes {
+        // Its seals were looked at, and a seal that came since holds back this call as well.
+        let _ = hole.file.punch_hole(hole.offset, hole.len);
+    }
+}
+
+/// The range that is advised; `None`: an empty one.
+fn parse(
+    pages: Pages,
+    addr: u64,
+    len: u64,
+    advice: Advice,
+) -> Result<Option<(u64, u64)>, AdviseError> {
+    // Injecting memory errors isn't built in.
+    let injects = matches!(advice, Advice::HWPOISON | Advice::SOFT_OFFLINE);
+    if !advice.is_known() || injects {
+        return Err(AdviseError::Unknown(advice.0));
+    }
+    let bad = AdviseError::BadRange { addr, len };
+    if !pages.is_aligned(addr) {
+        return Err(bad);
+    }
+    rounded_range(pages, addr, len).map_err(|()| bad)
+}
+
+/// Whether an advice makes pages present, and does nothing else.
+fn populates(advice: Advice) -> bool {
+    matches!(advice, Advice::POPULATE_READ | Advice::POPULATE_WRITE)
+}
+
+/// Bytes advised before the first error, which is one only if there are none.
+fn one_by_one(
+    ranges: &[(u64, u64)],
+    mut advise: impl FnMut(u64, u64) -> Result<(), AdviseError>,
+) -> Result<u64, AdviseError> {
+    let mut done = 0u64;
+    for (addr, len) in ranges {
+        match advise(*addr, *len) {
+            Ok(()) => done = done.saturating_add(*len),
+            Err(_) if done > 0 => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
+
 impl<B: Backend> WriteGuard<'_, B> {
     /// As [`AddressSpace::advise`].
     ///
     /// # Errors
     /// As there.
     pub fn advise(&mut self, addr: u64, len: u64, advice: Advice) -> Result<(), AdviseError> {
-        // Injecting memory errors isn't built in.
-        let injects = matches!(advice, Advice::HWPOISON | Advice::SOFT_OFFLINE);
-        if !advice.is_known() || injects {
-            return Err(AdviseError::Unknown(advice.0));
-        }
         let config = self.config();
-        let bad = AdviseError::BadRange { addr, len };
-        if !config.pages().is_aligned(addr) {
-            return Err(bad);
-        }
-        let Some((start, end)) = rounded_range(config.pages(), addr, len).map_err(|()| bad)? else {
+        let Some((start, end)) = parse(config.pages(), addr, len, advice)? else {
             return Ok(());
         };
-        if matches!(advice, Advice::POPULATE_READ | Advice::POPULATE_WRITE) {
+        if populates(advice) {
             return self.populate_advised(start, end, advice);
         }
-        let mut changes = self.changes();
-        let mut draft = self.draft(config, &mut changes);
         let mut holes = Vec::new();
-        let pager = self.pager(config);
-        let result = walk(&mut draft, &pager, &mut holes, start, end, advice);
-        self.commit(&mut changes)?;
-        for hole in holes {
-            // Its seals were looked at, and a seal that came since holds back this call as well.
-            let _ = hole.file.punch_hole(hole.offset, hole.len);
-        }
+        let result = self.advise_range(start, end, advice, &mut holes);
+        punch(holes);
         result
     }
 
-    /// `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE`: as a fault of each page would. Source: `madvise_populate()`.
-    fn populate_advised(
+    /// All but what files free of their pages.
+    fn advise_range(
         &mut self,
         start: u64,
         end: u64,
         advice: Advice,
+        holes: &mut Vec<Hole>,
     ) -> Result<(), AdviseError> {
         let config = self.config();
         let mut changes = self.changes();
-        let draft = self.draft(config, &mut changes);
+        let mut draft = self.draft(config, &mut changes);
         let pager = self.pager(config);
-        let mut at = start;
-        while at < end {
-            let vma = draft.find(at).ok_or(AdviseError::Unmapped(at))?;
-            let flags = vma.flags();
-            let write = advice == Advice::POPULATE_WRITE;
-            let allowed = if write {
-                flags.contains(VmaFlags::WRITE)
-            } else {
-                flags.intersects(VmaFlags::READ)
-            };
-            if flags.intersects(VmaFlags::IO | VmaFlags::PFNMAP) || !allowed {
-                return Err(not_applicable(vma, advice));
-            }
-            if write && !flags.contains(VmaFlags::SHARED) {
-                pager.identify(at);
-            }
-            let to = vma.end.min(end);
-            let access = if write { Access::Write } else { Access::Read };
-            pager
-                .make_present(vma, at, to, access)
-                .map_err(|fault| match fault {
-                    FaultError::OutOfMemory(addr) => AdviseError::OutOfMemory(addr),
-                    fault => AdviseError::NoPages(fault.addr()),
-                })?;
-            at = to;
+        let result = walk(&mut draft, &pager, holes, start, end, advice);
+        if let Err(error) = self.commit(&mut changes) {
+            holes.clear();
+            return Err(error.into());
         }
-        Ok(())
+        result
     }
 
     /// As [`AddressSpace::advise_vector`].
@@ -387,15 +399,7 @@ impl<B: Backend> WriteGuard<'_, B> {
         ranges: &[(u64, u64)],
         advice: Advice,
     ) -> Result<u64, AdviseError> {
-        let mut done = 0u64;
-        for (addr, len) in ranges {
-            match self.advise(*addr, *len, advice) {
-                Ok(()) => done = done.saturating_add(*len),
-                Err(_) if done > 0 => break,
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(done)
+        one_by_one(ranges, |addr, len| self.advise(addr, len, advice))
     }
 }
 
@@ -418,7 +422,17 @@ impl<B: Backend> AddressSpace<B> {
     ///
     /// Source: `do_madvise()` in mm/madvise.c.
     pub fn advise(&self, addr: u64, len: u64, advice: Advice) -> Result<(), AdviseError> {
-        self.write().advise(addr, len, advice)
+        let pages = self.config.load().pages();
+        let Some((start, end)) = parse(pages, addr, len, advice)? else {
+            return Ok(());
+        };
+        if populates(advice) {
+            return self.populate_advised(start, end, advice);
+        }
+        let mut holes = Vec::new();
+        let result = self.write().advise_range(start, end, advice, &mut holes);
+        punch(holes);
+        result
     }
 
     /// Takes an advice for several ranges (`process_madvise(2)` on oneself) and returns the bytes advised.
@@ -426,6 +440,6 @@ impl<B: Backend> AddressSpace<B> {
     /// # Errors
     /// Those of [`advise`](Self::advise), if the first range fails; a later failure ends the call with what was done.
     pub fn advise_vector(&self, ranges: &[(u64, u64)], advice: Advice) -> Result<u64, AdviseError> {
-        self.write().advise_vector(ranges, advice)
+        one_by_one(ranges, |addr, len| self.advise(addr, len, advice))
     }
 }

@@ -178,7 +178,7 @@ impl<B: Backend> AddressSpace<B> {
     ///
     /// Source: `brk` in mm/mmap.c.
     pub fn brk(&self, addr: u64) -> u64 {
-        self.write().brk(addr)
+        self.write_once().brk(addr)
     }
 
     /// Moves the end of the heap and says why not.
@@ -186,16 +186,16 @@ impl<B: Backend> AddressSpace<B> {
     /// # Errors
     /// [`BrkError`]. A heap that grows keeps one page, and the gap of a stack, clear of the next mapping.
     pub fn try_brk(&self, addr: u64) -> Result<(), BrkError> {
-        self.write().try_brk(addr)
+        self.write_once().try_brk(addr)
     }
 
     /// Sets start and end of the heap without mapping anything, as exec does.
     pub fn set_brk(&self, start: u64, brk: u64) {
-        self.write().set_brk(start, brk);
+        self.write_once().set_brk(start, brk);
     }
 
     /// Sets the size of the program's data segment in bytes, which `RLIMIT_DATA` counts with the heap.
     pub fn set_data_segment(&self, bytes: u64) {
-        self.write().inner_mut().data_segment = bytes;
+        self.write_once().inner_mut().data_segment = bytes;
     }
 }

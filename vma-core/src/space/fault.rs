@@ -5,12 +5,13 @@ use parking_lot::Mutex;
 use vma_rcu::reclaim::Reader;
 use vma_rcu::tree::View;
 
+use super::advise::{AdviseError, not_applicable};
 use super::{AddressSpace, WriteGuard};
 use crate::addr::{Pages, VmRange};
 use crate::anon::{AnonIds, reusable};
 use crate::backend::paged::PAGE;
 use crate::backend::{Backend, Fault, Faulted};
-use crate::flags::VmaFlags;
+use crate::flags::{Advice, VmaFlags};
 use crate::limits::SpaceConfig;
 use crate::vma::{Placed, Vma};
 
@@ -254,23 +255,54 @@ impl<'a, B: Backend> Pager<'a, B> {
         Ok(to)
     }
 
-    /// Makes pages present as mlock and `MAP_POPULATE` do, mapping by mapping; holes are passed over.
-    /// Source: `__mm_populate()`, `populate_vma_page_range()`.
-    fn populate(&self, start: u64, end: u64, ignore_errors: bool) -> Result<(), u64> {
-        let mut at = start;
-        while at < end {
-            let Some(vma) = self.next(at).filter(|vma| vma.start < end) else {
-                break;
-            };
-            let from = vma.start.max(at);
-            let to = vma.end.min(end);
-            let result = self.populate_one(vma, from, to);
-            if !ignore_errors {
-                result?;
-            }
-            at = to;
+    /// Makes pages present as mlock and `MAP_POPULATE` do, mapping by mapping; holes are passed over. At most so many pages
+    /// before it returns where it has come to. Source: `__mm_populate()`, `populate_vma_page_range()`.
+    fn populate(&self, start: u64, end: u64, ignore_errors: bool, most: u64) -> Result<u64, u64> {
+        let Some(vma) = self.next(start).filter(|vma| vma.start < end) else {
+            return Ok(end);
+        };
+        let from = vma.start.max(start);
+        let last = vma.end.min(end);
+        let to = last.min(from.saturating_add(self.pages.bytes(most)));
+        match self.populate_one(vma, from, to) {
+            Ok(()) => Ok(to),
+            // The rest of the mapping is left.
+            Err(_) if ignore_errors => Ok(last),
+            Err(at) => Err(at),
         }
-        Ok(())
+    }
+
+    /// `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE`, for one mapping or so many pages of it. Returns where it has come to.
+    pub(super) fn populate_advised(
+        &self,
+        start: u64,
+        end: u64,
+        advice: Advice,
+        most: u64,
+    ) -> Result<u64, AdviseError> {
+        let vma = self.find(start).ok_or(AdviseError::Unmapped(start))?;
+        let flags = vma.flags();
+        let write = advice == Advice::POPULATE_WRITE;
+        let allowed = flags.contains(if write {
+            VmaFlags::WRITE
+        } else {
+            VmaFlags::READ
+        });
+        if flags.intersects(VmaFlags::IO | VmaFlags::PFNMAP) || !allowed {
+            return Err(not_applicable(vma, advice));
+        }
+        if write && !flags.contains(VmaFlags::SHARED) {
+            self.identify(start);
+        }
+        let last = vma.end.min(end);
+        let to = last.min(start.saturating_add(self.pages.bytes(most)));
+        let access = if write { Access::Write } else { Access::Read };
+        self.make_present(vma, start, to, access)
+            .map_err(|fault| match fault {
+                FaultError::OutOfMemory(addr) => AdviseError::OutOfMemory(addr),
+                fault => AdviseError::NoPages(fault.addr()),
+            })?;
+        Ok(to)
     }
 
     fn populate_one(&self, vma: Placed<'_>, start: u64, end: u64) -> Result<(), u64> {
@@ -291,6 +323,51 @@ impl<'a, B: Backend> Pager<'a, B> {
     }
 }
 
+/// Pages that are populated before others get a turn on the lock.
+const PART: u64 = 512;
+
+/// Does `f` from where it has come to, until that is the end.
+fn step<E>(start: u64, end: u64, mut f: impl FnMut(u64) -> Result<u64, E>) -> Result<(), E> {
+    let mut at = start;
+    while at < end {
+        at = f(at)?;
+    }
+    Ok(())
+}
+
+impl<B: Backend> AddressSpace<B> {
+    /// Makes pages present under the shared side of the lock, with pauses for writers.
+    pub(super) fn populate(&self, start: u64, end: u64, ignore_errors: bool) -> Result<(), u64> {
+        step(start, end, |at| {
+            self.with_pager(|pager| pager.populate(at, end, ignore_errors, PART))
+        })
+    }
+
+    /// The same as a fault of each page would. Source: `madvise_populate()`.
+    pub(super) fn populate_advised(
+        &self,
+        start: u64,
+        end: u64,
+        advice: Advice,
+    ) -> Result<(), AdviseError> {
+        step(start, end, |at| {
+            self.with_pager(|pager| pager.populate_advised(at, end, advice, PART))
+        })
+    }
+
+    /// Calls `f` while the layout is stable.
+    fn with_pager<R>(&self, f: impl FnOnce(&Pager<'_, B>) -> R) -> R {
+        let layout = self.read();
+        let inner = layout.inner();
+        f(&Pager {
+            view: self.core.tree.locked(&inner.writer),
+            ids: &self.identities,
+            pages: inner.config.pages(),
+            backend: &self.core.backend,
+        })
+    }
+}
+
 impl<B: Backend> WriteGuard<'_, B> {
     pub(super) fn pager<'a>(&'a self, config: &SpaceConfig) -> Pager<'a, B> {
         let space = self.space;
@@ -302,22 +379,38 @@ impl<B: Backend> WriteGuard<'_, B> {
         }
     }
 
-    /// Makes pages present; what can't be had is passed over.
+    /// Makes pages present, with the lock held only if more calls may come; what can't be had is passed over.
     pub(super) fn populate(&mut self, start: u64, end: u64) {
-        let config = self.config();
+        if self.once {
+            self.after.populate(start, end);
+            return;
+        }
+        // What was taken out may be what is needed.
+        self.after.finish(self.space);
+        let pager = self.pager(self.config());
         // With errors ignored there is none.
-        let _ = self.pager(config).populate(start, end, true);
+        let _ = step(start, end, |at| pager.populate(at, end, true, u64::MAX));
     }
 
     /// Makes pages present, up to the first address that can't be.
     pub(super) fn populate_checked(&mut self, start: u64, end: u64) -> Result<(), u64> {
-        let config = self.config();
-        self.pager(config).populate(start, end, false)
+        self.after.finish(self.space);
+        let pager = self.pager(self.config());
+        step(start, end, |at| pager.populate(at, end, false, u64::MAX))
     }
 
-    /// Makes the pages of part of one mapping present.
-    pub(super) fn populate_mapping(&mut self, start: u64, end: u64) {
-        self.populate(start, end);
+    /// [`AddressSpace::populate_advised`].
+    pub(super) fn populate_advised(
+        &mut self,
+        start: u64,
+        end: u64,
+        advice: Advice,
+    ) -> Result<(), AdviseError> {
+        self.after.finish(self.space);
+        let pager = self.pager(self.config());
+        step(start, end, |at| {
+            pager.populate_advised(at, end, advice, u64::MAX)
+        })
     }
 
     /// As [`AddressSpace::touch`].
@@ -419,23 +512,18 @@ impl<B: Backend> AddressSpace<B> {
     fn touch_as(&self, start: u64, end: u64, need: Need) -> Result<(), FaultError> {
         let mut at = start;
         while at < end {
-            {
-                let layout = self.read();
-                let pager = Pager {
-                    view: self.core.tree.locked(&layout.inner().writer),
-                    ids: &self.identities,
-                    pages: self.config.load().pages(),
-                    backend: &self.core.backend,
-                };
-                match pager.access(at, end, need) {
-                    Ok(to) => {
-                        at = to;
-                        continue;
-                    }
-                    // A guard page, or no stack above that could grow down to here.
-                    Err(FaultError::Unmapped(_)) if pager.may_grow(at) => {}
-                    Err(error) => return Err(error),
+            match self.with_pager(|pager| {
+                let result = pager.access(at, end, need);
+                // A guard page, or no stack above that could grow down to here, is an error for good.
+                let grows = matches!(result, Err(FaultError::Unmapped(_))) && pager.may_grow(at);
+                (!grows).then_some(result)
+            }) {
+                Some(Ok(to)) => {
+                    at = to;
+                    continue;
                 }
+                Some(Err(error)) => return Err(error),
+                None => {}
             }
             // A stack may grow down to here, which needs the exclusive side; meanwhile all may have changed.
             self.write()

@@ -87,6 +87,8 @@ pub struct WriteGuard<'s, B: Backend = ()> {
     pub(super) after: After<B>,
     /// Set when too much retired memory is pending: nothing can be published then.
     pub(super) refused: Option<PublishError>,
+    /// It's for one call, which may leave work for when the lock has been let go.
+    pub(super) once: bool,
 }
 
 impl<B: Backend> fmt::Debug for WriteGuard<'_, B> {
@@ -118,6 +120,8 @@ impl<B: Backend> Default for After<B> {
 #[derive(Default)]
 struct Work {
     hooks: Vec<HookEvent>,
+    /// Ranges to be made present.
+    populate: Vec<(u64, u64)>,
 }
 
 impl<B: Backend> After<B> {
@@ -127,6 +131,13 @@ impl<B: Backend> After<B> {
             self.changed = true;
             self.work.get_or_insert_default().hooks.extend(hooks);
         }
+    }
+
+    /// A range is to be made present when the lock has been let go.
+    pub(super) fn populate(&mut self, start: u64, end: u64) {
+        self.changed = true;
+        let work = self.work.get_or_insert_default();
+        work.populate.push((start, end));
     }
 
     /// The pages of what was unmapped go, and nobody uses them any more.
@@ -144,7 +155,7 @@ impl<B: Backend> After<B> {
         }
         self.finish(space);
         if let Some(work) = self.work.take() {
-            work.run();
+            work.run(space);
         }
         space.core.tree.domain().collect();
     }
@@ -152,7 +163,11 @@ impl<B: Backend> After<B> {
 
 impl Work {
     #[cold]
-    fn run(self) {
+    fn run<B: Backend>(self, space: &AddressSpace<B>) {
+        for (start, end) in self.populate {
+            // What can't be had is passed over.
+            let _ = space.populate(start, end, true);
+        }
         // Opened before closed, so that an owner who counts doesn't see none in between.
         for event in self.hooks.iter().filter(|event| event.opened) {
             event.hooks.opened(event.range);

@@ -117,7 +117,7 @@ impl<B: Backend> WriteGuard<'_, B> {
     /// # Errors
     /// As there.
     pub fn mlock(&mut self, addr: u64, len: u64) -> Result<(), LockError> {
-        self.lock_range(addr, len, VmaFlags::LOCKED)
+        self.mlock2(addr, len, LockFlags::empty())
     }
 
     /// As [`AddressSpace::mlock2`].
@@ -125,22 +125,26 @@ impl<B: Backend> WriteGuard<'_, B> {
     /// # Errors
     /// As there.
     pub fn mlock2(&mut self, addr: u64, len: u64, flags: LockFlags) -> Result<(), LockError> {
+        let (start, end) = self.lock_range(addr, len, flags)?;
+        let populated = self.populate_checked(start, end);
+        populated.map_err(LockError::NotPresent)
+    }
+
+    /// What is to be populated.
+    fn lock_range(
+        &mut self,
+        addr: u64,
+        len: u64,
+        flags: LockFlags,
+    ) -> Result<(u64, u64), LockError> {
         if !LockFlags::ONFAULT.contains(flags) {
             return Err(LockError::BadFlags(flags.bits()));
         }
-        let on_fault = flags.contains(LockFlags::ONFAULT);
-        self.lock_range(
-            addr,
-            len,
-            if on_fault {
-                VmaFlags::LOCK_BITS
-            } else {
-                VmaFlags::LOCKED
-            },
-        )
-    }
-
-    fn lock_range(&mut self, addr: u64, len: u64, bits: VmaFlags) -> Result<(), LockError> {
+        let bits = if flags.contains(LockFlags::ONFAULT) {
+            VmaFlags::LOCK_BITS
+        } else {
+            VmaFlags::LOCKED
+        };
         let config = self.config();
         if !config.may_lock() {
             return Err(LockError::Forbidden);
@@ -158,10 +162,7 @@ impl<B: Backend> WriteGuard<'_, B> {
         let result = apply(&mut draft, start, len, bits);
         self.commit(&mut changes)?;
         result?;
-        match self.populate_checked(start, start.saturating_add(len)) {
-            Ok(()) => Ok(()),
-            Err(at) => Err(LockError::NotPresent(at)),
-        }
+        Ok((start, start.saturating_add(len)))
     }
 
     /// As [`AddressSpace::munlock`].
@@ -254,7 +255,7 @@ impl<B: Backend> AddressSpace<B> {
     ///
     /// Source: `do_mlock()` in mm/mlock.c.
     pub fn mlock(&self, addr: u64, len: u64) -> Result<(), LockError> {
-        self.write().mlock(addr, len)
+        self.mlock2(addr, len, LockFlags::empty())
     }
 
     /// Locks a range, with `ONFAULT` page by page as they are touched (mlock2(2)).
@@ -262,7 +263,9 @@ impl<B: Backend> AddressSpace<B> {
     /// # Errors
     /// As [`mlock`](Self::mlock), and `EINVAL` for unknown flags.
     pub fn mlock2(&self, addr: u64, len: u64, flags: LockFlags) -> Result<(), LockError> {
-        self.write().mlock2(addr, len, flags)
+        let (start, end) = self.write().lock_range(addr, len, flags)?;
+        let populated = self.populate(start, end, false);
+        populated.map_err(LockError::NotPresent)
     }
 
     /// Unlocks a range (munlock(2)).
@@ -270,7 +273,7 @@ impl<B: Backend> AddressSpace<B> {
     /// # Errors
     /// `ENOMEM` something isn't mapped (what lies before is unlocked), or a limit on splitting; `EINVAL` wraps around.
     pub fn munlock(&self, addr: u64, len: u64) -> Result<(), LockError> {
-        self.write().munlock(addr, len)
+        self.write_once().munlock(addr, len)
     }
 
     /// Locks everything mapped, or everything that is going to be (mlockall(2)).
@@ -280,7 +283,7 @@ impl<B: Backend> AddressSpace<B> {
     ///
     /// Source: `mlockall` in mm/mlock.c.
     pub fn mlockall(&self, flags: LockAllFlags) -> Result<(), LockError> {
-        self.write().mlockall(flags)
+        self.write_once().mlockall(flags)
     }
 
     /// Unlocks everything, now and for the future (munlockall(2)).
@@ -288,6 +291,6 @@ impl<B: Backend> AddressSpace<B> {
     /// # Errors
     /// `ENOMEM`, no memory for records.
     pub fn munlockall(&self) -> Result<(), LockError> {
-        self.write().munlockall()
+        self.write_once().munlockall()
     }
 }

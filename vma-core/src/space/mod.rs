@@ -188,6 +188,8 @@ impl<B: Backend> Mapper for Core<B> {
                 });
             }
         }
+        drop(guard);
+        self.backend.settle();
     }
 }
 
@@ -393,6 +395,14 @@ impl<B: Backend> AddressSpace<B> {
         }
     }
 
+    /// For one call, which may leave work for when the lock has been let go.
+    #[inline]
+    fn write_once(&self) -> WriteGuard<'_, B> {
+        let mut guard = self.write();
+        guard.once = true;
+        guard
+    }
+
     /// [`write`](Self::write), waiting as `wait` says: for the lock, and in each call on the guard for readers that
     /// hold single mappings ([`lock_vma`](Self::lock_vma)) which the call replaces. So every call can be given up on:
     /// `space.write_with(Wait::killable(&token))?.unmap(addr, len)`.
@@ -434,6 +444,7 @@ impl<B: Backend> AddressSpace<B> {
             wait,
             after: After::default(),
             refused,
+            once: false,
         }
     }
 

@@ -235,7 +235,7 @@ impl<B: Backend> WriteGuard<'_, B> {
         let result = change(&mut draft, mdwe, start, end, plain, &mut written);
         self.commit(&mut changes)?;
         for (start, end) in written {
-            self.populate_mapping(start, end);
+            self.populate(start, end);
         }
         result
     }
@@ -297,7 +297,7 @@ impl<B: Backend> AddressSpace<B> {
     ///
     /// Source: `do_mprotect_pkey()` in mm/mprotect.c.
     pub fn protect(&self, addr: u64, len: u64, prot: Prot) -> Result<(), ProtectError> {
-        self.write().protect(addr, len, prot)
+        self.write_once().protect(addr, len, prot)
     }
 
     /// Refuses gaining execute from now on (`PR_SET_MDWE` of prctl(2)).
@@ -305,6 +305,6 @@ impl<B: Backend> AddressSpace<B> {
     /// # Errors
     /// `EINVAL` unknown or incomplete flags, `EPERM` already set to something else.
     pub fn set_mdwe(&self, flags: MdweFlags) -> Result<(), MdweError> {
-        self.write().set_mdwe(flags)
+        self.write_once().set_mdwe(flags)
     }
 }

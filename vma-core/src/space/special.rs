@@ -257,12 +257,12 @@ impl<B: Backend> AddressSpace<B> {
     /// # Errors
     /// `EINVAL` bad range, `EEXIST` something is mapped there, `ENOMEM` no memory for records.
     pub fn insert_special(&self, mapping: &SpecialMapping) -> Result<(), SpecialError> {
-        self.write().insert_special(mapping)
+        self.write_once().insert_special(mapping)
     }
 
     /// Says which mapping is the program's stack: the one that holds `addr`, now and as it grows.
     pub fn set_stack(&self, addr: u64) {
-        self.write().inner_mut().start_stack = Some(addr);
+        self.write_once().inner_mut().start_stack = Some(addr);
     }
 
     /// Names anonymous memory (`PR_SET_VMA_ANON_NAME`); `None` takes the name away.
@@ -270,6 +270,6 @@ impl<B: Backend> AddressSpace<B> {
     /// # Errors
     /// `EINVAL` not built in, bad name, unaligned; `ENOMEM` a hole; `EBADF` a file is mapped; `EAGAIN` the limit of mappings.
     pub fn set_name(&self, addr: u64, len: u64, name: Option<&str>) -> Result<(), NameError> {
-        self.write().set_name(addr, len, name)
+        self.write_once().set_name(addr, len, name)
     }
 }

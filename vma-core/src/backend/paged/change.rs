@@ -2,12 +2,14 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 use vma_rcu::sync::atomic::{AtomicUsize, Ordering};
 use vma_rcu::sync::{Mutex, planted};
 
 use super::entry::{Entry, Kind};
+use super::pending::{Announced, Pending};
 use super::table::{Detached, Hole, LEAF_BYTES, NoMemory, Plan, Spares, Tables, index};
 use super::{FileUnmap, Inherited, PAGE, PageChange, Paged, State};
 use crate::error::PublishError;
@@ -28,6 +30,18 @@ pub struct Taken {
     ticket: Option<u64>,
     /// Translations may be in use that no longer hold.
     pending: bool,
+    /// Dropped last, when the frames are free.
+    announced: Option<Announced>,
+}
+
+impl Taken {
+    pub(super) fn holds_frames(&self) -> bool {
+        !self.detached.is_empty()
+    }
+
+    pub(super) fn announce(&mut self, pending: &Arc<Pending>) {
+        self.announced = Some(pending.announce());
+    }
 }
 
 impl fmt::Debug for Taken {

@@ -189,11 +189,15 @@ fn copy_of(
 /// The file's page, or a copy of it for a store to a private mapping. `None`: look again.
 fn file_page(paged: &Paged, fault: &Fault<'_>, file: &OpenFile) -> Result<Option<New>, FaultError> {
     let object = file.object();
-    let page = match object.pages().get_or_make(object, fault.pgoff) {
-        FilePage::Frame(frame) => frame,
-        FilePage::BeyondEnd => return Err(FaultError::BeyondEnd(fault.addr)),
-        FilePage::Busy => return Ok(None),
-        FilePage::OutOfMemory => return Err(FaultError::OutOfMemory(fault.addr)),
+    let find = || match object.pages().get_or_make(object, fault.pgoff) {
+        FilePage::OutOfMemory => None,
+        found => Some(found),
+    };
+    let page = match paged.pending.until_some(find) {
+        Some(FilePage::Frame(frame)) => frame,
+        Some(FilePage::BeyondEnd) => return Err(FaultError::BeyondEnd(fault.addr)),
+        Some(FilePage::Busy) => return Ok(None),
+        Some(FilePage::OutOfMemory) | None => return Err(FaultError::OutOfMemory(fault.addr)),
     };
     let kind = match object.kind() {
         FileKind::Shmem => Kind::Shmem,

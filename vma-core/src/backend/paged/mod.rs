@@ -46,6 +46,7 @@ mod fault;
 mod frame;
 #[expect(unsafe_code, reason = "memory of the operating system")]
 mod mapping;
+mod pending;
 #[expect(unsafe_code, reason = "frames without references")]
 mod pool;
 #[expect(unsafe_code, reason = "tables that are read without a lock")]
@@ -64,6 +65,7 @@ pub use self::access::{AccessError, Accessor};
 use self::change::Owed;
 pub use self::change::Taken;
 pub use self::frame::{Frame, FrameAllocator, FrameHead, NewFrame, PageBytes};
+use self::pending::Pending;
 pub use self::pool::{FramePool, PoolStats};
 pub use self::table::Resident;
 use self::table::Tables;
@@ -83,6 +85,8 @@ const TABLE_LIMIT: usize = 1 << 30;
 /// Guest memory in frames of this process.
 pub struct Paged {
     frames: Arc<dyn FrameAllocator>,
+    /// Shared with children.
+    pending: Arc<Pending>,
     table_limit: usize,
     /// Set when the space is made.
     state: OnceLock<State>,
@@ -130,6 +134,7 @@ impl Paged {
     pub fn new(frames: Arc<dyn FrameAllocator>) -> Self {
         Paged {
             frames,
+            pending: Arc::default(),
             table_limit: TABLE_LIMIT,
             state: OnceLock::new(),
         }
@@ -149,8 +154,10 @@ impl Paged {
             .expect("a space attaches its backend first")
     }
 
+    /// A frame. Where there is none, frames of calls that are letting go of some are waited for.
     fn allocate(&self, addr: u64) -> Result<NewFrame, FaultError> {
-        self.frames.allocate().ok_or(FaultError::OutOfMemory(addr))
+        let frame = self.pending.until_some(|| self.frames.allocate());
+        frame.ok_or(FaultError::OutOfMemory(addr))
     }
 
     /// Resident pages by kind: a count per table of 512 pages, summed up. Not of one instant while faults are under way.
@@ -221,6 +228,9 @@ impl Backend for Paged {
         hole: &dyn Fn(u64, u64) -> (u64, u64),
     ) {
         change::commit(self.state(), changes, taken, hole);
+        if taken.holds_frames() {
+            taken.announce(&self.pending);
+        }
     }
 
     fn finish(&self, taken: Taken) {
@@ -243,7 +253,12 @@ impl Backend for Paged {
 
     fn dup(&self) -> Result<Self, PublishError> {
         let parent = self.state();
-        let child = Paged::new(Arc::clone(&self.frames)).with_table_limit(self.table_limit);
+        let child = Paged {
+            frames: Arc::clone(&self.frames),
+            pending: Arc::clone(&self.pending),
+            table_limit: self.table_limit,
+            state: OnceLock::new(),
+        };
         let state = State::try_new(&parent.domain, parent.limit, self.table_limit);
         let state = state.ok_or(PublishError::NoMemory)?;
         child.state.set(state).map_err(|_| PublishError::NoMemory)?;
@@ -256,6 +271,13 @@ impl Backend for Paged {
 
     fn unmap_removed(&self, start: u64, end: u64) {
         change::unmap_removed(self.state(), start, end);
+    }
+
+    fn settle(&self) {
+        let state = self.state();
+        if state.owed.is_any() {
+            state.shootdown.invalidate();
+        }
     }
 
     fn unmap_file(&self, unmap: &FileUnmap<'_>) {

@@ -220,6 +220,6 @@ impl<B: Backend> AddressSpace<B> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn map(&self, request: &MapRequest) -> Result<u64, MapError> {
-        self.write().map(request)
+        self.write_once().map(request)
     }
 }

@@ -508,6 +508,6 @@ impl<B: Backend> AddressSpace<B> {
     ///
     /// Source: `do_mremap()` in mm/mremap.c.
     pub fn remap(&self, request: &RemapRequest) -> Result<u64, RemapError> {
-        self.write().remap(request)
+        self.write_once().remap(request)
     }
 }

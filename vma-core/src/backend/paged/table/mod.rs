@@ -78,8 +78,8 @@ impl Spares {
         let table: *mut () = if below == 0 {
             Box::into_raw(self.leaves.pop()?).cast()
         } else {
-            let is_such = |directory: &Box<Directory>| directory.below + 1 == below;
-            let at = self.directories.iter().position(is_such)?;
+            let mut levels = self.directories.iter().map(|directory| directory.below);
+            let at = levels.position(|level| level + 1 == below)?;
             Box::into_raw(self.directories.swap_remove(at)).cast()
         };
         Some(Link(table))
