@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use vma_rcu::reclaim::Domain;
 
+use crate::addr::VmRange;
 use crate::error::PublishError;
 use crate::file::{FileObject, FileObjectBuilder};
 use crate::limits::{ConfigError, SpaceConfig};
@@ -93,6 +94,8 @@ pub struct Fault<'f> {
     pub access: Access,
     /// The mapping.
     pub vma: &'f Vma,
+    /// Where it is.
+    pub range: VmRange,
     /// The page's offset in the file, in pages, if the mapping is one of a file.
     pub pgoff: u64,
     /// Whether `vma` is still what is mapped there. To be asked under the lock under which the page is put in, so

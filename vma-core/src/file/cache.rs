@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
+use smallvec::SmallVec;
 
 use super::{FileKind, FileObject};
 use crate::backend::paged::{Frame, FrameAllocator, FramePool, PAGE};
@@ -95,6 +96,20 @@ impl PageCache {
             return FilePage::BeyondEnd;
         }
         found(pages.entry(pgoff).or_insert(Page::Frame(new)))
+    }
+
+    /// Those of some pages that have a frame, and lie before the end.
+    pub(crate) fn present<const N: usize>(
+        &self,
+        object: &FileObject,
+        range: Range<u64>,
+    ) -> SmallVec<[(u64, Frame); N]> {
+        let pages = self.pages.read();
+        let within = pages.range(range).filter_map(|(pgoff, page)| match page {
+            Page::Frame(frame) if has_page(object, *pgoff) => Some((*pgoff, frame.clone())),
+            _ => None,
+        });
+        within.take(N).collect()
     }
 
     /// The frame of a page, if it has one.

@@ -104,7 +104,7 @@ fn inherited(vma: &Vma) -> Inheritance {
         Inheritance::Nothing
     } else if vma.file().is_none() && !flags.intersects(VmaFlags::SHARED | VmaFlags::SPECIAL) {
         Inheritance::Everything
-    } else if has_own {
+    } else if has_own || flags.contains(VmaFlags::PFNMAP) {
         Inheritance::Private
     } else {
         Inheritance::Nothing

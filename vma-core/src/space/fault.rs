@@ -46,9 +46,15 @@ pub enum FaultError {
     /// `SIGBUS`, `BUS_ADRERR`: the file ends before.
     #[error("the file ends before {0:#x}")]
     BeyondEnd(u64),
+    /// `SIGBUS`, `BUS_ADRERR`: a mapping of the embedder's frames has none there.
+    #[error("no frame was put in at {0:#x}")]
+    NoFrame(u64),
     /// There is no memory for the page. (Linux ends a process.)
     #[error("no memory for the page at {0:#x}")]
     OutOfMemory(u64),
+    /// Frames of the embedder's aren't pinned (`EFAULT`).
+    #[error("the frame at {0:#x} is the embedder's")]
+    Unpinnable(u64),
     /// An atomic access has to be aligned to its size.
     #[error("{0:#x} isn't aligned for an atomic access")]
     Unaligned(u64),
@@ -61,6 +67,8 @@ impl FaultError {
             FaultError::Unmapped(addr)
             | FaultError::Denied { addr, .. }
             | FaultError::BeyondEnd(addr)
+            | FaultError::NoFrame(addr)
+            | FaultError::Unpinnable(addr)
             | FaultError::OutOfMemory(addr)
             | FaultError::Unaligned(addr) => addr,
         }
@@ -72,6 +80,8 @@ impl FaultError {
             FaultError::Unmapped(_) => FaultError::Unmapped(addr),
             FaultError::Denied { access, vma, .. } => FaultError::Denied { addr, access, vma },
             FaultError::BeyondEnd(_) => FaultError::BeyondEnd(addr),
+            FaultError::NoFrame(_) => FaultError::NoFrame(addr),
+            FaultError::Unpinnable(_) => FaultError::Unpinnable(addr),
             FaultError::OutOfMemory(_) => FaultError::OutOfMemory(addr),
             FaultError::Unaligned(_) => FaultError::Unaligned(addr),
         }
@@ -204,6 +214,7 @@ impl<'a, B: Backend> Pager<'a, B> {
                 addr: self.pages.floor(at),
                 access,
                 vma: vma.vma,
+                range: vma.range(),
                 pgoff: vma.pgoff_at(at),
                 attached: &|| true,
             };
@@ -472,6 +483,7 @@ impl<B: Backend> AddressSpace<B> {
                 addr: page,
                 access,
                 vma,
+                range: VmRange::new(entry.start, entry.end),
                 pgoff: vma.pgoff().wrapping_add((page - entry.start) / PAGE as u64),
                 attached: &attached,
             };

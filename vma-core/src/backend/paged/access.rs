@@ -293,11 +293,11 @@ impl Accessor<'_> {
     /// stores (as `FOLL_LONGTERM` does it).
     ///
     /// # Errors
-    /// The fault.
+    /// The fault; [`FaultError::Unpinnable`] for frames of the embedder's.
     pub fn pin_page(&mut self, addr: u64, access: Access) -> Result<PinnedPage, FaultError> {
         let page = addr & !OFFSET;
         loop {
-            if let Some(pinned) = self.try_pin(page, access) {
+            if let Some(pinned) = self.try_pin(page, access)? {
                 return Ok(pinned);
             }
             let need = Need::to_pin(access);
@@ -306,27 +306,34 @@ impl Accessor<'_> {
     }
 
     /// A pin of what is there, if that does.
-    fn try_pin(&self, page: u64, access: Access) -> Option<PinnedPage> {
+    fn try_pin(&self, page: u64, access: Access) -> Result<Option<PinnedPage>, FaultError> {
         let state = self.space.backend().state();
         // A dup comes before, and the page is looked at as it is then, or after, and sees the pin.
         let _faulting = state.faults.read();
         let guard = self.reader.pin();
-        let vma = self.space.find(page, &guard)?;
-        let seen = state.tables.leaf(page)?;
+        let Some(vma) = self.space.find(page, &guard) else {
+            return Ok(None);
+        };
+        let Some(seen) = state.tables.leaf(page) else {
+            return Ok(None);
+        };
         let leaf = seen.leaf.lock();
         let entry = leaf.entry(index(page));
-        let is_own = !seen.is_shared && entry.is_owned();
+        let now = self.space.find(page, &guard);
+        let is_attached = now.is_some_and(|now| std::ptr::eq(now.vma(), vma.vma()));
         let shared = vma.flags().contains(VmaFlags::SHARED);
+        let is_own = !seen.is_shared && entry.is_owned();
         let does = is_own || (shared && access != Access::Write);
-        let now = self.space.find(page, &guard)?;
-        let is_attached = std::ptr::eq(now.vma(), vma.vma()) && !vma.vma().is_gated();
-        if !does || !is_attached || !access.is_allowed(vma.flags()) {
-            return None;
+        if !is_attached || vma.vma().is_gated() || !access.is_allowed(vma.flags()) || !does {
+            return Ok(None);
         }
-        // SAFETY: F2, F3: in the table, under its lock.
-        let frame = unsafe { entry.share() }?;
+        if entry.is_borrowed() {
+            return Err(FaultError::Unpinnable(page));
+        }
+        // SAFETY: F2: in the table, under its lock.
+        let frame = unsafe { entry.share() };
         let writable = access == Access::Write;
-        Some(PinnedPage::new(frame, writable, &state.pins))
+        Ok(frame.map(|frame| PinnedPage::new(frame, writable, &state.pins)))
     }
 
     /// Page by page.

@@ -95,6 +95,11 @@ impl Entry {
         self.has(OWNED)
     }
 
+    /// It shows a frame that somebody else keeps.
+    pub(super) fn is_borrowed(self) -> bool {
+        self.has(BORROWED) && self.head().is_some()
+    }
+
     /// The frame that it shows.
     pub(super) fn head(self) -> Option<NonNull<FrameHead>> {
         NonNull::new(self.0.map_addr(|address| address & !BITS).cast())

@@ -20,7 +20,7 @@ use super::frame::{Frame, FrameHead};
 use super::mapping::Mapping;
 use super::table::{Leaf, NoMemory, Seen, index};
 use super::{Fault, Faulted, PAGE, Paged, State};
-use crate::file::{FileKind, FilePage, OpenFile};
+use crate::file::{FileKind, FileObject, FilePage, OpenFile};
 use crate::flags::VmaFlags;
 use crate::space::{Access, FaultError};
 
@@ -73,7 +73,9 @@ pub(super) fn fault(paged: &Paged, fault: &Fault<'_>) -> Result<Faulted, FaultEr
         if suffices(found, fault.access) || is_last_owner(state, fault, found)? {
             return Ok(Faulted::Done);
         }
-        let new = match source(fault, found) {
+        let source = source(fault, found);
+        let new = match source {
+            Source::Nothing => return Err(FaultError::NoFrame(fault.addr)),
             Source::Zeros => New::of(zeros(fault.addr)?),
             Source::Fresh => {
                 let frame = paged.allocate(fault.addr)?;
@@ -89,10 +91,63 @@ pub(super) fn fault(paged: &Paged, fault: &Fault<'_>) -> Result<Faulted, FaultEr
             },
         };
         match install(state, fault, found, new)? {
-            Installed::Yes => return Ok(Faulted::Done),
+            Installed::Yes => {
+                if let Source::File(file) = source
+                    && fault.access == Access::Read
+                {
+                    around(state, fault, file);
+                }
+                return Ok(Faulted::Done);
+            }
             Installed::Changed => {}
             Installed::Stale => return Ok(Faulted::Again),
         }
+    }
+}
+
+/// Pages that a load brings in with the one that it's for, if the file has them at hand: an aligned group (`fault_around_bytes`).
+const AROUND: usize = 16;
+
+/// Puts in the file's pages around one that was loaded from. Source: `do_fault_around()`.
+fn around(state: &State, fault: &Fault<'_>, file: &OpenFile) {
+    let bytes = (AROUND * PAGE) as u64;
+    let low = (fault.addr & !(bytes - 1)).max(fault.range.start);
+    let high = ((fault.addr & !(bytes - 1)) + bytes).min(fault.range.end);
+    let page = PAGE as u64;
+    let first = fault.pgoff - (fault.addr - low) / page;
+    let object = file.object();
+    let pages = object
+        .pages()
+        .present::<AROUND>(object, first..first + (high - low) / page);
+    if pages.len() < 2 {
+        return;
+    }
+    let kind = kind_of(object);
+    let shared = fault.vma.flags().contains(VmaFlags::SHARED);
+    let _faulting = state.faults.read();
+    // The table is there, but where the page that was just put in has been taken out again.
+    let Some(seen) = state.tables.leaf(fault.addr).filter(|seen| !seen.is_shared) else {
+        return;
+    };
+    let mut leaf = seen.leaf.lock();
+    // As in `install`.
+    fence(Ordering::SeqCst);
+    if !(fault.attached)() {
+        return;
+    }
+    for (at, frame) in &pages {
+        let index = index(low + (at - first) * page);
+        if leaf.entry(index).is_none() && !frame.is_removed() {
+            leaf.replace(index, Entry::of(frame.clone(), kind, shared));
+        }
+    }
+}
+
+/// What a file's pages count as.
+fn kind_of(object: &FileObject) -> Kind {
+    match object.kind() {
+        FileKind::Shmem => Kind::Shmem,
+        _ => Kind::File,
     }
 }
 
@@ -110,11 +165,14 @@ impl New {
 }
 
 /// What the new page is made of.
+#[derive(Clone, Copy)]
 enum Source<'f> {
     Zeros,
     Fresh,
     CopyOfFound,
     File(&'f OpenFile),
+    /// The embedder has put in no frame.
+    Nothing,
 }
 
 /// The leaf that the page is put into. While the caller has `State::faults`.
@@ -151,6 +209,7 @@ fn source<'f>(fault: &Fault<'f>, found: Entry) -> Source<'f> {
     let file = fault.vma.file().filter(|_| !fault.vma.is_anonymous());
     match file {
         _ if found.head().is_some() => Source::CopyOfFound,
+        _ if fault.vma.flags().contains(VmaFlags::PFNMAP) => Source::Nothing,
         Some(file) => Source::File(file),
         None if write => Source::Fresh,
         None => Source::Zeros,
@@ -199,10 +258,7 @@ fn file_page(paged: &Paged, fault: &Fault<'_>, file: &OpenFile) -> Result<Option
         Some(FilePage::Busy) => return Ok(None),
         Some(FilePage::OutOfMemory) | None => return Err(FaultError::OutOfMemory(fault.addr)),
     };
-    let kind = match object.kind() {
-        FileKind::Shmem => Kind::Shmem,
-        _ => Kind::File,
-    };
+    let kind = kind_of(object);
     let shared = fault.vma.flags().contains(VmaFlags::SHARED);
     if shared || fault.access != Access::Write {
         let entry = Entry::of(page.clone(), kind, shared);

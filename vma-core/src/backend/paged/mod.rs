@@ -38,6 +38,8 @@
 mod access;
 #[expect(unsafe_code, reason = "references in page-table entries")]
 mod change;
+#[expect(unsafe_code, reason = "memory of the embedder's")]
+mod device;
 #[expect(unsafe_code, reason = "references in page-table entries")]
 mod entry;
 #[expect(unsafe_code, reason = "references in page-table entries")]
@@ -59,16 +61,18 @@ use std::sync::{Arc, OnceLock};
 use vma_rcu::percpu_rwsem::PercpuRwSemaphore;
 use vma_rcu::reclaim::Domain;
 use vma_rcu::shootdown::Shootdown;
+use vma_rcu::sync::Mutex;
 use vma_rcu::sync::atomic::{AtomicUsize, Ordering};
 
 pub use self::access::{AccessError, Accessor};
 use self::change::Owed;
 pub use self::change::Taken;
+pub use self::device::{DeviceFrames, InsertError};
 pub use self::frame::{Frame, FrameAllocator, FrameHead, NewFrame, PageBytes};
 use self::pending::Pending;
 pub use self::pool::{FramePool, PoolStats};
 pub use self::table::Resident;
-use self::table::Tables;
+use self::table::{NoMemory, Tables};
 use super::{Backend, Fault, Faulted, FileUnmap, Inherited, PageChange};
 use crate::error::PublishError;
 use crate::file::FileObjectBuilder;
@@ -102,6 +106,8 @@ struct State {
     shootdown: Shootdown,
     owed: Owed,
     pins: Arc<Pins>,
+    /// What entries may borrow from.
+    devices: Mutex<Vec<DeviceFrames>>,
 }
 
 /// How many pages of a space are pinned.
@@ -192,7 +198,26 @@ impl State {
             shootdown: Shootdown::default(),
             owed: Owed::default(),
             pins: Arc::default(),
+            devices: Mutex::default(),
         })
+    }
+}
+
+impl State {
+    /// Keeps a handle.
+    fn keep(&self, frames: &DeviceFrames) -> Result<(), NoMemory> {
+        let mut devices = self.devices.lock();
+        if !devices.iter().any(|other| other.is(frames)) {
+            devices.try_reserve(1).map_err(|_| NoMemory)?;
+            devices.push(frames.clone());
+        }
+        Ok(())
+    }
+
+    /// Keeps what another space keeps.
+    fn keep_all_of(&self, other: &State) -> Result<(), NoMemory> {
+        let devices = other.devices.lock().clone();
+        devices.iter().try_for_each(|frames| self.keep(frames))
     }
 }
 
@@ -261,6 +286,7 @@ impl Backend for Paged {
         };
         let state = State::try_new(&parent.domain, parent.limit, self.table_limit);
         let state = state.ok_or(PublishError::NoMemory)?;
+        state.keep_all_of(parent)?;
         child.state.set(state).map_err(|_| PublishError::NoMemory)?;
         Ok(child)
     }
