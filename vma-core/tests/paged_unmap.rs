@@ -327,6 +327,53 @@ fn pages_move_onto_mapped_ranges_of_any_size() {
     }
 }
 
+/// Where both ends are aligned alike, tables move, shared ones too, and nothing is copied.
+#[test]
+fn whole_tables_move_with_their_pages() {
+    let pool = FramePool::default();
+    let space = space(&pool);
+    let (from, to) = (1 << 40, (1 << 41) + LEAF);
+    let pages = 262_144 + 3 * 512 + 5;
+    for start in [from + LEAF, to + LEAF] {
+        map_at(&space, start, pages);
+    }
+    for page in (0..pages).step_by(1000) {
+        populate(&space, from + LEAF + page * PAGE, 1, 7);
+        populate(&space, to + LEAF + page * PAGE, 1, 9);
+    }
+    let used = pool.stats().used;
+    let child = space.dup().unwrap();
+    let tables = space.backend().table_bytes();
+    let request = RemapRequest {
+        addr: from + LEAF,
+        old_len: pages * PAGE,
+        new_len: pages * PAGE,
+        flags: RemapFlags::MAYMOVE | RemapFlags::FIXED,
+        new_addr: to + LEAF,
+    };
+    space.remap(&request).unwrap();
+    assert_eq!(pool.stats().used, used);
+    // The way there, on both sides, and what is at the ends.
+    assert!(space.backend().table_bytes() < tables + 10 * 4400);
+    let (mut cpu, mut its) = (space.accessor(), child.accessor());
+    for page in (0..pages).step_by(1000) {
+        let offset = LEAF + page * PAGE;
+        assert_eq!(cpu.load_u8(to + offset), Ok(7));
+        let unmapped = Err(FaultError::Unmapped(from + offset));
+        assert_eq!(cpu.load_u8(from + offset), unmapped);
+        assert_eq!(its.load_u8(from + offset), Ok(7));
+        assert_eq!(its.load_u8(to + offset), Ok(9));
+        cpu.store_u8(to + offset, 8).unwrap();
+        assert_eq!(its.load_u8(from + offset), Ok(7));
+    }
+    check(&space);
+    check(&child);
+    drop((cpu, its));
+    drop(child);
+    drop(space);
+    assert_eq!(pool.stats().used, 0);
+}
+
 /// A file lets go of pages while a call that has unmapped them is still on its way.
 #[test]
 fn truncation_of_what_is_being_unmapped_frees_each_page_once() {

@@ -10,8 +10,8 @@ use vma_rcu::sync::{Mutex, planted};
 
 use super::entry::{Entry, Kind};
 use super::pending::{Announced, Pending};
-use super::table::{Detached, Hole, LEAF_BYTES, NoMemory, Plan, Spares, Tables, index};
-use super::{FileUnmap, Inherited, PAGE, PageChange, Paged, State};
+use super::table::{Detached, Hole, LEAF_BYTES, NoMemory, Plan, Relocation, index};
+use super::{FileUnmap, Inherited, PageChange, Paged, State};
 use crate::error::PublishError;
 
 impl From<NoMemory> for PublishError {
@@ -24,8 +24,8 @@ impl From<NoMemory> for PublishError {
 #[derive(Default)]
 pub struct Taken {
     detached: Detached,
-    /// For moves to where something is taken out first, tables included.
-    spares: Spares,
+    /// In order.
+    relocations: SmallVec<[Relocation; 1]>,
     /// In `State::owed`.
     ticket: Option<u64>,
     /// Translations may be in use that no longer hold.
@@ -133,18 +133,12 @@ pub(super) fn prepare(
                 leaves(start, end).try_for_each(|at| tables.own_leaf(at).map(|_| ()))?;
             }
             PageChange::Move { from, to, len } => {
-                tables.own_range(from, from + len)?;
-                let target = to..to + len;
-                let is_zapped = changes.iter().any(|change| {
-                    matches!(change, PageChange::Zap { start, end } if *start < target.end && target.start < *end)
-                });
-                for_targets(tables, from, to, len, |at| {
-                    if is_zapped {
-                        tables.make_spares(at, &mut taken.spares)
-                    } else {
-                        tables.own_leaf(at).map(|_| ())
-                    }
-                })?;
+                let (end, zapped) = (to + len, changes.iter().filter_map(zapped));
+                let is_zapped = { zapped }.any(|zap| zap.start < end && to < zap.end);
+                let mut relocation = Relocation::new(from, to, len);
+                tables.prepare_relocation(&mut relocation, is_zapped, &mut taken.detached)?;
+                taken.relocations.try_reserve(1).map_err(|_| NoMemory)?;
+                taken.relocations.push(relocation);
             }
             PageChange::Protect { .. } => {}
         }
@@ -153,6 +147,13 @@ pub(super) fn prepare(
         taken.ticket = Some(state.owed.enter(changes.iter().filter_map(outdated))?);
     }
     Ok(taken)
+}
+
+fn zapped(change: &PageChange) -> Option<Range<u64>> {
+    match *change {
+        PageChange::Zap { start, end } => Some(start..end),
+        _ => None,
+    }
 }
 
 /// Where a change is at work.
@@ -173,25 +174,6 @@ fn leaves(start: u64, end: u64) -> impl Iterator<Item = u64> {
     std::iter::successors(Some(start).filter(|at| *at < end), next)
 }
 
-/// Does `f` to the leaves that the leaves of `from` are moved into.
-fn for_targets(
-    tables: &Tables,
-    from: u64,
-    to: u64,
-    len: u64,
-    mut f: impl FnMut(u64) -> Result<(), NoMemory>,
-) -> Result<(), NoMemory> {
-    let mut result = Ok(());
-    tables.for_each(from, from + len, |_, at, range| {
-        let target = at - from + to;
-        let end = target + (range.len() * PAGE) as u64;
-        if result.is_ok() {
-            result = leaves(target, end).try_for_each(&mut f);
-        }
-    });
-    result
-}
-
 /// See [`Backend::commit`](super::super::Backend::commit).
 pub(super) fn commit(
     state: &State,
@@ -199,6 +181,7 @@ pub(super) fn commit(
     taken: &mut Taken,
     hole: &dyn Fn(u64, u64) -> (u64, u64),
 ) {
+    let mut relocations = taken.relocations.iter_mut();
     for change in changes {
         match *change {
             PageChange::Zap { start, end } => {
@@ -227,8 +210,12 @@ pub(super) fn commit(
                     true
                 });
             }
-            PageChange::Move { from, to, len } => {
-                taken.pending |= move_pages(&state.tables, from, to, len, &mut taken.spares);
+            PageChange::Move { .. } => {
+                let Some(relocation) = relocations.next() else {
+                    continue;
+                };
+                let tables = &state.tables;
+                taken.pending |= tables.relocate(relocation, &mut taken.detached);
             }
             PageChange::Protect { .. } => taken.pending = true,
         }
@@ -300,8 +287,7 @@ fn exchange(
             return;
         }
         loop {
-            // Without memory there is room for a few.
-            let _ = detached.reserve_entries(range.len());
+            detached.make_room(range.len());
             detached.exchange(seen.leaf, &mut range, new, &which);
             if range.is_empty() {
                 return;
@@ -309,29 +295,6 @@ fn exchange(
             let_go(state, detached);
         }
     });
-}
-
-/// Moves entries; the tables that they go into are there. Whether there were any.
-fn move_pages(tables: &Tables, from: u64, to: u64, len: u64, spares: &mut Spares) -> bool {
-    let mut moved = false;
-    tables.for_each(from, from + len, |source, at, range| {
-        for (i, index_from) in range.enumerate() {
-            let target = at - from + to + (i * PAGE) as u64;
-            // Nobody else locks two leaves of a space: their order doesn't matter.
-            let old = source.leaf.lock().replace(index_from, Entry::NONE);
-            if old.is_none() {
-                continue;
-            }
-            moved = true;
-            // There are tables, or spare ones, by `prepare`; were there none, the page would be lost, and not leaked.
-            let target_leaf = tables.own_leaf_with(target, spares);
-            let there = target_leaf.map_or(old, |leaf| leaf.lock().replace(index(target), old));
-            debug_assert!(there.is_none(), "nothing is where pages are moved to");
-            // SAFETY: F2: just taken out.
-            drop(unsafe { there.take() });
-        }
-    });
-    moved
 }
 
 /// See [`Backend::unmap_file`](super::super::Backend::unmap_file).

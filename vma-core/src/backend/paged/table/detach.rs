@@ -20,6 +20,8 @@ pub(in super::super) struct Detached {
     links: SmallVec<[(Link, u32); 2]>,
     /// Entries of leaves that stay.
     entries: SmallVec<[Entry; 8]>,
+    /// Links and entries that there has to be room for.
+    promised: (usize, usize),
 }
 
 // SAFETY: P1, P2: links and entries are references to tables and frames, which any thread may let go of.
@@ -30,9 +32,33 @@ impl Detached {
         self.links.is_empty() && self.entries.is_empty()
     }
 
+    /// Room for some more entries, if there is memory for it; for a few there is without.
+    pub(in super::super) fn make_room(&mut self, count: usize) {
+        let _ = self.entries.try_reserve(count);
+    }
+
     /// Room for entries, beside what there is room for already.
-    pub(in super::super) fn reserve_entries(&mut self, count: usize) -> Result<(), NoMemory> {
-        self.entries.try_reserve(count).map_err(|_| NoMemory)
+    fn reserve_entries(&mut self, count: usize) -> Result<(), NoMemory> {
+        // What was promised before isn't used yet.
+        let promised = self.promised.1 + count;
+        self.entries.try_reserve(promised).map_err(|_| NoMemory)?;
+        self.promised.1 = promised;
+        Ok(())
+    }
+
+    /// Room for links, beside what there is room for already.
+    pub(super) fn reserve_links(&mut self, count: usize) -> Result<(), NoMemory> {
+        let promised = self.promised.0 + count;
+        self.links.try_reserve(promised).map_err(|_| NoMemory)?;
+        self.promised.0 = promised;
+        Ok(())
+    }
+
+    /// Takes a link that no slot holds any more.
+    pub(super) fn push_link(&mut self, link: Link, below: u32) {
+        if !link.is_none() {
+            self.links.push((link, below));
+        }
     }
 
     /// Takes the entries that `which` says out of a leaf, or as many as there is room for: the rest of the range is left.
@@ -101,9 +127,7 @@ impl Tables {
     ) -> Result<(), NoMemory> {
         let bytes = directory.slot_bytes();
         let touched = directory.touched(base, start, end);
-        into.links
-            .try_reserve(touched.len())
-            .map_err(|_| NoMemory)?;
+        into.reserve_links(touched.len())?;
         let edges = [touched.start, touched.end.saturating_sub(1)];
         let edges = &edges[..touched.len().min(2)];
         for index in edges {

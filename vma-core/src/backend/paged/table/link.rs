@@ -80,7 +80,11 @@ impl Slot {
     }
 
     pub(super) fn take(&self) -> Link {
-        Link(self.0.swap(ptr::null_mut(), Ordering::AcqRel))
+        self.replace(Link::NONE)
+    }
+
+    pub(super) fn replace(&self, link: Link) -> Link {
+        Link(self.0.swap(link.0, Ordering::AcqRel))
     }
 
     /// Whether it held `from`, and holds `to` now.

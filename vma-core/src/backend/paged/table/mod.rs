@@ -30,6 +30,7 @@ mod directory;
 mod head;
 mod leaf;
 mod link;
+mod relocate;
 mod share;
 
 use std::ops::Range;
@@ -44,6 +45,7 @@ pub(super) use self::head::Account;
 pub use self::leaf::Resident;
 pub(super) use self::leaf::{Leaf, Seen};
 use self::link::{Link, Slot};
+pub(super) use self::relocate::Relocation;
 pub(super) use self::share::Plan;
 
 /// Entries of a table.
@@ -62,29 +64,6 @@ pub(super) fn index(addr: u64) -> usize {
 /// Memory ran out.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NoMemory;
-
-/// Tables to be put in where memory may not run out.
-#[derive(Default)]
-pub(super) struct Spares {
-    leaves: Vec<Box<Leaf>>,
-    directories: Vec<Box<Directory>>,
-    /// Address that the last ones are for.
-    last: Option<u64>,
-}
-
-impl Spares {
-    /// One for a slot of a directory with `below`.
-    fn pop(&mut self, below: u32) -> Option<Link> {
-        let table: *mut () = if below == 0 {
-            Box::into_raw(self.leaves.pop()?).cast()
-        } else {
-            let mut levels = self.directories.iter().map(|directory| directory.below);
-            let at = levels.position(|level| level + 1 == below)?;
-            Box::into_raw(self.directories.swap_remove(at)).cast()
-        };
-        Some(Link(table))
-    }
-}
 
 /// Zeroed memory for a table; `None` when memory runs out.
 ///
@@ -174,48 +153,6 @@ impl Tables {
             // SAFETY: as above.
             directory = unsafe { link.directory() };
         }
-    }
-
-    /// [`own_leaf`](Self::own_leaf) that takes new tables from `spares` first.
-    pub(super) fn own_leaf_with(&self, addr: u64, spares: &mut Spares) -> Result<&Leaf, NoMemory> {
-        let mut directory = &*self.root;
-        loop {
-            let slot = directory.slot(addr);
-            let link = slot.load();
-            if link.is_none()
-                && let Some(table) = spares.pop(directory.below)
-            {
-                if !slot.exchange(Link::NONE, table) {
-                    // SAFETY: a spare table, shown to nobody.
-                    unsafe { free(table, directory.below) };
-                }
-                continue;
-            }
-            if link.is_none() || link.is_shared() || directory.below == 0 {
-                return self.own_leaf(addr);
-            }
-            // SAFETY: P1, by the caller's guard.
-            directory = unsafe { link.directory() };
-        }
-    }
-
-    /// All that [`own_leaf_with`](Self::own_leaf_with) may need for an address.
-    pub(super) fn make_spares(&self, addr: u64, spares: &mut Spares) -> Result<(), NoMemory> {
-        let leaf = Leaf::try_new(&self.account).ok_or(NoMemory)?;
-        spares.leaves.try_reserve(1).map_err(|_| NoMemory)?;
-        spares.leaves.push(leaf);
-        let last = spares.last.replace(addr);
-        for below in 0..self.root.below {
-            // The directory whose slots' tables have `below`: the same one as for the address before?
-            let bytes = LEAF_BYTES << (BITS * (below + 1));
-            if last.is_some_and(|last| last / bytes == addr / bytes) {
-                break;
-            }
-            let directory = Directory::try_new(below, &self.account).ok_or(NoMemory)?;
-            spares.directories.try_reserve(1).map_err(|_| NoMemory)?;
-            spares.directories.push(directory);
-        }
-        Ok(())
     }
 
     /// Makes the tables that there are in a range this space's alone. The caller as for [`own_leaf`](Self::own_leaf).
