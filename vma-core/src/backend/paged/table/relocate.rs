@@ -113,24 +113,21 @@ impl Tables {
         into: &mut Detached,
     ) -> Result<(), NoMemory> {
         for step in relocation.steps(self.root.below) {
-            match step.whole {
-                Some(below) => {
-                    if self.own_source(step.at, below)? {
-                        into.reserve_links(1)?;
-                        self.prepare_target(relocation, step.target, Some(below), is_zapped)?;
-                    }
+            let level = step.whole;
+            if let Some(below) = level {
+                if !self.own_source(step.at, below)? {
+                    continue;
                 }
-                None => {
-                    if self.leaf(step.at).is_none() {
-                        continue;
-                    }
-                    self.own_leaf(step.at)?;
-                    let last = step.target + step.bytes - 1;
-                    for at in [step.target, last] {
-                        self.prepare_target(relocation, at, None, is_zapped)?;
-                    }
-                }
+                into.reserve_links(1)?;
+            } else if self.leaf(step.at).is_some() {
+                self.own_leaf(step.at)?;
+                // Where it's aligned otherwise the entries go to two leaves.
+                let last = step.target + step.bytes - 1;
+                self.prepare_target(relocation, last, level, is_zapped)?;
+            } else {
+                continue;
             }
+            self.prepare_target(relocation, step.target, level, is_zapped)?;
         }
         Ok(())
     }
