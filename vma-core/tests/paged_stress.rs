@@ -340,7 +340,8 @@ fn no_access_finds_what_a_call_has_forbidden() {
 }
 
 fn run_for(threads: Vec<Box<dyn FnMut() + Send + '_>>) {
-    let until = Instant::now() + Duration::from_millis(700);
+    let seconds = std::env::var("VMA_STRESS_SECONDS").map_or(0.7, |text| text.parse().unwrap());
+    let until = Instant::now() + Duration::from_secs_f64(seconds);
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for mut thread in threads {
@@ -522,6 +523,158 @@ fn what_moves_is_truncated_as_well() {
         drop(child);
     });
     run_for(vec![travel, truncate, fork]);
+}
+
+/// Ranges of several tables, which go and come as a whole.
+struct Large {
+    space: AddressSpace<Paged>,
+    states: [AtomicU64; Large::COUNT as usize],
+}
+
+impl Large {
+    const COUNT: u64 = 2;
+    /// Two tables and a half.
+    const PAGES: u64 = 1280;
+    /// Between pages that are looked at: they lie in all of the tables.
+    const STEP: u64 = 51;
+
+    fn at(region: u64) -> u64 {
+        (1 << 40) + region * (8 << 20)
+    }
+
+    fn pages(region: u64) -> impl Iterator<Item = u64> {
+        (0..Self::PAGES)
+            .step_by(Self::STEP as usize)
+            .map(move |page| Self::at(region) + page * PAGE)
+    }
+
+    fn set(&self, region: u64, number: u64, mode: u64) {
+        self.states[region as usize].store(number * MODES + mode, Ordering::SeqCst);
+    }
+
+    /// Puts it back where it belongs, with a stamp in each page.
+    fn own(&self, region: u64, number: &mut u64, random: &mut Random) {
+        let (space, at, len) = (&self.space, Self::at(region), Self::PAGES * PAGE);
+        self.set(region, *number, CHANGING);
+        let gone = match random.below(6) {
+            0 => space.unmap(at, len).is_ok(),
+            1 => space.unmap_downgraded(at, len).is_ok(),
+            2 => space.unmap_exclusively(at, len).is_ok(),
+            // Replaced in place, over the last of it only.
+            3 => space.unmap(at, len - PAGE).is_ok(),
+            4 => {
+                let go = |addr, new_addr| RemapRequest {
+                    addr,
+                    old_len: len,
+                    new_len: len,
+                    flags: RemapFlags::MAYMOVE | RemapFlags::FIXED,
+                    new_addr,
+                };
+                let away = at + (1 << 38);
+                space.remap(&go(at, away)).unwrap();
+                self.set(region, *number, UNMAPPED);
+                let mut cpu = space.accessor();
+                for page in Self::pages(region) {
+                    let seen = cpu.load_u64(page - at + away).unwrap();
+                    assert!(seen == 0 || seen == stamp(region, *number), "{seen:#x}");
+                }
+                self.set(region, *number, CHANGING);
+                space.remap(&go(away, at)).unwrap();
+                false
+            }
+            _ => false,
+        };
+        if gone {
+            self.set(region, *number, UNMAPPED);
+            std::thread::yield_now();
+            self.set(region, *number, CHANGING);
+        }
+        map_private(space, at, Self::PAGES);
+        *number += 1;
+        let mut cpu = space.accessor();
+        for page in Self::pages(region) {
+            cpu.store_u64(page, stamp(region, *number)).unwrap();
+        }
+        self.set(region, *number, READABLE);
+    }
+
+    fn look(&self, random: &mut Random) {
+        let mut cpu = self.space.accessor();
+        for _ in 0..500 {
+            let region = random.below(Self::COUNT);
+            let page = random.below(Self::PAGES / Self::STEP) * Self::STEP;
+            let at = Self::at(region) + page * PAGE;
+            let state = &self.states[region as usize];
+            let before = state.load(Ordering::SeqCst);
+            let seen = cpu.load_u64(at);
+            let after = state.load(Ordering::SeqCst);
+            let (number, mode) = (before / MODES, before % MODES);
+            if let Ok(seen) = seen {
+                let shown = seen & 0xffff_ffff_ffff;
+                assert!(seen == 0 || seen >> 48 == region + 1, "{seen:#x}");
+                // While a call is under way what was there before may still be seen.
+                assert!(seen == 0 || shown >= number, "{shown} after {number}");
+            }
+            if before == after {
+                let right = match mode {
+                    READABLE => seen == Ok(stamp(region, number)),
+                    UNMAPPED => seen.is_err(),
+                    _ => true,
+                };
+                assert!(right, "region {region} in state {before}: {seen:?}");
+            }
+        }
+    }
+
+    /// A child keeps what it has got, whatever becomes of its parent's, and its stores stay its own.
+    fn fork(&self) {
+        let child = self.space.dup().unwrap();
+        let mut cpu = child.accessor();
+        for region in 0..Self::COUNT {
+            let mut look =
+                || -> Vec<_> { Self::pages(region).map(|at| cpu.load_u64(at)).collect() };
+            let first = look();
+            std::thread::yield_now();
+            assert_eq!(first, look());
+            let written = Self::pages(region).step_by(2);
+            let written: Vec<_> = written.filter(|at| cpu.store_u64(*at, 3).is_ok()).collect();
+            for at in written {
+                assert_eq!(cpu.load_u64(at), Ok(3));
+            }
+            for (at, seen) in Self::pages(region).zip(&first).skip(1).step_by(2) {
+                assert_eq!(cpu.load_u64(at), *seen);
+            }
+        }
+        drop(cpu);
+        let backend = child.backend();
+        assert_eq!(backend.resident(), backend.recount());
+    }
+}
+
+/// [C3] [C4] [C15] Tables of a range go in one step, are shared with children, move, and are replaced while they're on their way
+/// back.
+#[test]
+fn ranges_of_several_tables_come_and_go() {
+    let pool = FramePool::default();
+    {
+        let world = &Large {
+            space: plain_space(&pool),
+            states: [const { AtomicU64::new(CHANGING) }; Large::COUNT as usize],
+        };
+        let owner = |region| -> Box<dyn FnMut() + Send + '_> {
+            let (mut number, mut random) = (0, Random::new(region + 5));
+            map_private(&world.space, Large::at(region), Large::PAGES);
+            Box::new(move || world.own(region, &mut number, &mut random))
+        };
+        let mut random = Random::new(11);
+        let look = Box::new(move || world.look(&mut random));
+        let fork = Box::new(move || world.fork());
+        run_for(vec![owner(0), owner(1), look, fork]);
+        let backend = world.space.backend();
+        assert_eq!(backend.resident(), backend.recount());
+        world.space.check().unwrap();
+    }
+    assert_eq!(pool.stats().used, 0, "every frame is back");
 }
 
 /// The last handle of a pool and its last frames may go in any order, in several threads.
