@@ -11,8 +11,8 @@ use std::thread;
 use memory::{LEAF, PAGE, check, map, map_at, map_file, populate, space, space_with};
 use vma_core::paged::{Frame, FrameAllocator, FramePool, NewFrame, Paged};
 use vma_core::{
-    Access, AddressSpace, Domain, FaultError, MapFlags, RemapFlags, RemapRequest, SpaceConfig,
-    SpecialMapping, UnmapError, VmaFlags,
+    Access, AddressSpace, CancelToken, Domain, Errno, FaultError, MapFlags, RemapFlags,
+    RemapRequest, SpaceConfig, SpecialMapping, UnmapError, VmaFlags, Wait,
 };
 
 type Unmap = fn(&AddressSpace<Paged>, u64, u64) -> Result<(), UnmapError>;
@@ -77,6 +77,70 @@ fn every_way_frees_what_was_there_and_nothing_else() {
             assert_eq!(cpu.load_u8(base + from * PAGE), Ok(0), "{name}");
         }
     }
+}
+
+/// R1's details, the same in every way.
+#[test]
+fn what_cannot_be_unmapped_is_an_error_and_stays() {
+    let end = SpaceConfig::default().task_size;
+    for (name, unmap) in WAYS {
+        let pool = FramePool::default();
+        let config = SpaceConfig {
+            max_map_count: 3,
+            ..SpaceConfig::default()
+        };
+        let space = space_with(&pool, config);
+        let at = 1 << 40;
+        map_at(&space, at, 9);
+        populate(&space, at, 9, 1);
+        let errno = |addr, len| unmap(&space, addr, len).map_err(UnmapError::errno);
+        for (addr, len) in [
+            (at + 1, PAGE),
+            (at, 0),
+            (at, u64::MAX),
+            (end + PAGE, PAGE),
+            (end - PAGE, 2 * PAGE),
+        ] {
+            assert_eq!(
+                errno(addr, len),
+                Err(Errno::EINVAL),
+                "{name} {addr:#x} {len:#x}"
+            );
+        }
+        // Nothing is mapped there.
+        assert_eq!(errno(at - 8 * PAGE, 8 * PAGE), Ok(()));
+        // Rounded up; one mapping above the limit is let pass, no hole beyond it.
+        assert_eq!(errno(at + PAGE, 1), Ok(()));
+        assert_eq!(errno(at + 3 * PAGE, PAGE), Ok(()));
+        assert_eq!(errno(at + 5 * PAGE, PAGE), Err(Errno::ENOMEM), "{name}");
+        assert_eq!(pool.stats().used, 7);
+        assert_eq!(errno(at + 8 * PAGE, PAGE), Ok(()));
+        assert_eq!(pool.stats().used, 6);
+        check(&space);
+    }
+}
+
+/// Whoever waits for the lock may give up, and then nothing has changed (C11).
+#[test]
+fn an_unmap_that_waits_can_be_interrupted() {
+    let pool = FramePool::default();
+    let space = space(&pool);
+    let at = map(&space, 1);
+    populate(&space, at, 1, 1);
+    let token = CancelToken::new();
+    let layout = space.read();
+    thread::scope(|scope| {
+        let unmapping = scope.spawn(|| {
+            let guard = space.write_with(Wait::killable(&token));
+            guard.map(|mut guard| guard.unmap(at, PAGE)).map_err(|_| ())
+        });
+        thread::sleep(std::time::Duration::from_millis(5));
+        assert!(!unmapping.is_finished());
+        token.cancel();
+        assert_eq!(unmapping.join().unwrap(), Err(()));
+    });
+    drop(layout);
+    assert_eq!(space.accessor().load_u8(at), Ok(1));
 }
 
 #[test]
