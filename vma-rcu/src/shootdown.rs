@@ -1,22 +1,25 @@
 //! Waiting until nobody uses an old translation: what a TLB shootdown is for hardware.
 //!
-//! A thread that caches translations marks itself *in access* around each use of one, on a cache line of its own. Whoever
-//! has changed what translations are made from raises the generation, makes all threads execute a barrier, and waits
-//! for those that are in access.
+//! A thread that caches translations marks itself *in access* around each use of one, on a cache line of its own, with
+//! the generation that its cache is of. Whoever has changed what translations are made from raises the generation, makes
+//! all threads execute a barrier, and waits for those that are in access under an older one.
 //!
 //! ```text
 //! accessor                                 who changes something
 //! --------                                 ---------------------
-//! mark := odd                              change
-//! light barrier                            generation := generation + 1
-//! generation load; it grew: drop cache     heavy barrier
-//! look up, or use the cache; access        for each mark that is odd: wait until it changes
-//! mark := even
+//! mark := own generation                   change
+//! light barrier                            generation := generation + 1 =: new
+//! generation load; it isn't the own:       heavy barrier
+//!     mark := 0; drop the cache;           for each mark:
+//!     own := generation; again                 wait until it is 0, or at least new
+//! look up, or use the cache; access
+//! mark := 0
 //! ```
 //!
 //! **S1** When [`Shootdown::invalidate`] returns, every access that used something from before the change has ended, and
 //! later ones find their cache outdated: store, barrier, load on both sides, so that either the accessor sees the
-//! new generation or its mark is seen. Where the platform has `membarrier` the accessor's barrier costs nothing.
+//! new generation or its mark is seen. Where the platform has `membarrier` the accessor's barrier costs nothing. A mark of the
+//! new generation, or of a later one, says as much as 0: its thread has dropped its cache since, outside any access.
 //!
 //! An accessor between its marks waits for nothing: no lock, no fault, no code of a user's. So the wait is as long as an access,
 //! or as its thread is kept from running.
@@ -26,31 +29,41 @@
 //!
 //! let shootdown = Shootdown::default();
 //! let mut accessor = shootdown.register();
-//! let first = accessor.enter().generation();
+//! assert!(accessor.enter().is_some());
 //! shootdown.invalidate();
-//! assert_ne!(accessor.enter().generation(), first);
+//! assert!(accessor.enter().is_none(), "until the cache has been dropped");
+//! accessor.renew();
+//! assert!(accessor.enter().is_some());
 //! ```
 
 use std::fmt;
+use std::hint::cold_path;
 
 use crate::barrier::Barrier;
 use crate::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 use crate::sync::{Arc, Mutex, planted};
 
+/// From one generation to the next: the lowest bit is for [`FENCED`].
+const STEP: u64 = 2;
+/// In an accessor's own generation, where it needs a fence before it looks at the shared one: then the two are never equal,
+/// and what follows if they aren't sees to it. Newer than without it, older than the next.
+const FENCED: u64 = 1;
+
 /// An accessor's mark, on cache lines of its own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Mark(
-    /// Odd while its thread is in access. Stored to by its thread alone, with release when it leaves and when it enters
-    /// (who waits may miss the even number and see the next odd one); load-acquire by who waits: what the access did comes
-    /// before. That it enters before what follows is the barrier's doing. Model:
+    /// The generation under which its thread is in access, or 0. Stored to by its thread alone, with release when it leaves
+    /// and when it enters (who waits may miss the 0 and see a later generation); load-acquire by who waits: what the
+    /// access did comes before. That it enters before what follows is the barrier's doing. Model:
     /// `an_access_is_over_when_invalidate_returns`.
     AtomicU64,
 );
 
 /// What a set of accessors share.
 pub struct Shootdown {
-    /// Store-release after a change; load-acquire by accessors, which then see the change. Model as above.
+    /// A multiple of [`STEP`]. Added to with release after a change; load-acquire by accessors, which then see the change.
+    /// Model as above.
     generation: AtomicU64,
     barrier: Barrier,
     marks: Mutex<Vec<Arc<Mark>>>,
@@ -59,7 +72,7 @@ pub struct Shootdown {
 impl Default for Shootdown {
     fn default() -> Self {
         Shootdown {
-            generation: AtomicU64::new(1),
+            generation: AtomicU64::new(STEP),
             barrier: Barrier::detect(),
             marks: Mutex::new(Vec::new()),
         }
@@ -83,7 +96,7 @@ impl Shootdown {
         Accessing {
             shootdown: self,
             mark,
-            sequence: 0,
+            generation: self.current(),
         }
     }
 
@@ -95,8 +108,13 @@ impl Shootdown {
     ///
     /// When the kernel takes `membarrier` away from a process that has used it.
     pub fn invalidate(&self) {
-        // Several may run at once where the lock is needed last; the number only has to change.
-        self.generation.fetch_add(1, Ordering::Release);
+        // Several may run at once, up to the lock: each waits for its own.
+        let order = if planted("relaxed_raise") {
+            Ordering::Relaxed
+        } else {
+            Ordering::Release
+        };
+        let new = self.generation.fetch_add(STEP, order) + STEP;
         let marks = self.marks.lock();
         if marks.is_empty() {
             return;
@@ -108,10 +126,23 @@ impl Shootdown {
             );
         }
         for mark in marks.iter() {
-            let seen = mark.0.load(Ordering::Acquire);
-            if seen % 2 == 1 && !planted("no_wait_for_marks") {
-                wait_for(&mark.0, seen);
+            if !mark.is_past(new) && !planted("no_wait_for_marks") {
+                wait_for(mark, new);
             }
+        }
+    }
+
+    /// The generation, as accessors keep it.
+    fn current(&self) -> u64 {
+        let order = if planted("relaxed_look") {
+            Ordering::Relaxed
+        } else {
+            Ordering::Acquire
+        };
+        let generation = self.generation.load(order);
+        match self.barrier {
+            Barrier::Asymmetric => generation,
+            Barrier::Symmetric => generation | FENCED,
         }
     }
 
@@ -123,11 +154,21 @@ impl Shootdown {
     }
 }
 
-/// Until the mark is no longer what it was. An access is short: its thread is running, or will be.
+impl Mark {
+    /// Whether its thread is in no access of before a generation.
+    fn is_past(&self, generation: u64) -> bool {
+        let seen = self.0.load(Ordering::Acquire);
+        // The one before it, with the bit of those that need a fence.
+        let oldest = generation - u64::from(planted("fenced_is_new")) * (STEP - FENCED);
+        seen == 0 || seen >= oldest
+    }
+}
+
+/// Until the mark is past. An access is short: its thread is running, or will be.
 #[cold]
-fn wait_for(mark: &AtomicU64, seen: u64) {
+fn wait_for(mark: &Mark, generation: u64) {
     let mut turns = 0_u32;
-    while mark.load(Ordering::Acquire) == seen {
+    while !mark.is_past(generation) {
         #[cfg(loom)]
         loom::thread::yield_now();
         #[cfg(shuttle)]
@@ -147,31 +188,48 @@ fn wait_for(mark: &AtomicU64, seen: u64) {
 pub struct Accessing<'s> {
     shootdown: &'s Shootdown,
     mark: Arc<Mark>,
-    sequence: u64,
+    /// The one that its owner's cache is of, at the newest. As [`Shootdown::current`] has it.
+    generation: u64,
 }
 
 impl Accessing<'_> {
-    /// In access until the result is dropped; until then the thread may wait for nothing.
+    /// In access until the result is dropped; until then the thread may wait for nothing. `None` if something has changed: what
+    /// has been cached is outdated, and so it stays until [`renew`](Self::renew) is called.
     #[inline(always)]
-    pub fn enter(&mut self) -> InAccess<'_> {
+    pub fn enter(&mut self) -> Option<InAccess<'_>> {
         let order = if planted("relaxed_enter") {
             Ordering::Relaxed
         } else {
             Ordering::Release
         };
-        let entered = self.sequence + 1;
-        self.mark.0.store(entered, order);
-        match self.shootdown.barrier {
-            // Said apart from `light`, so that the frequent case is compiled to nothing.
-            Barrier::Asymmetric => compiler_fence(Ordering::SeqCst),
-            Barrier::Symmetric => self.shootdown.barrier.light(),
+        // Each field is read once: the compiler mustn't keep them across the barrier.
+        let (mark, own) = (&*self.mark, self.generation);
+        mark.0.store(own, order);
+        compiler_fence(Ordering::SeqCst);
+        let generation = self.shootdown.generation.load(Ordering::Acquire);
+        let access = InAccess { mark };
+        if generation != own {
+            cold_path();
+            if !self.is_current_behind_a_fence() {
+                return None;
+            }
         }
-        InAccess {
-            generation: self.shootdown.generation.load(Ordering::Acquire),
-            mark: &self.mark,
-            entered,
-            sequence: &mut self.sequence,
+        Some(access)
+    }
+
+    /// Whether it was just the fence that was missing.
+    #[inline(never)]
+    fn is_current_behind_a_fence(&self) -> bool {
+        if self.generation & FENCED == 0 {
+            return false;
         }
+        self.shootdown.barrier.light();
+        self.shootdown.current() == self.generation
+    }
+
+    /// For who has dropped everything that was cached.
+    pub fn renew(&mut self) {
+        self.generation = self.shootdown.current();
     }
 }
 
@@ -179,19 +237,7 @@ impl Accessing<'_> {
 #[derive(Debug)]
 #[must_use = "the access is over when this is dropped"]
 pub struct InAccess<'a> {
-    generation: u64,
     mark: &'a Mark,
-    entered: u64,
-    /// Once per access, because the next one waits for it.
-    sequence: &'a mut u64,
-}
-
-impl InAccess<'_> {
-    /// Whatever was cached under another generation is outdated.
-    #[inline(always)]
-    pub fn generation(&self) -> u64 {
-        self.generation
-    }
 }
 
 impl Drop for InAccess<'_> {
@@ -202,8 +248,7 @@ impl Drop for InAccess<'_> {
         } else {
             Ordering::Release
         };
-        *self.sequence = self.entered + 1;
-        self.mark.0.store(self.entered + 1, order);
+        self.mark.0.store(0, order);
     }
 }
 

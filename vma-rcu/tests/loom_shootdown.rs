@@ -31,18 +31,19 @@ impl Memory {
     }
 
     /// One load, through what is cached if that may be used still.
-    fn load(&self, accessing: &mut Accessing<'_>, cache: &mut Option<(u64, usize)>) -> u64 {
-        let access = accessing.enter();
-        let generation = access.generation();
-        let frame = match *cache {
-            Some((of, frame)) if of == generation => frame,
-            _ => self.mapped.load(Ordering::Relaxed),
-        };
-        *cache = Some((generation, frame));
-        // SAFETY: loom reports a concurrent write.
-        let value = self.frames[frame].with(|value| unsafe { *value });
-        drop(access);
-        value
+    fn load(&self, accessing: &mut Accessing<'_>, cache: &mut Option<usize>) -> u64 {
+        loop {
+            let Some(access) = accessing.enter() else {
+                *cache = None;
+                accessing.renew();
+                continue;
+            };
+            let frame = *cache.get_or_insert_with(|| self.mapped.load(Ordering::Relaxed));
+            // SAFETY: loom reports a concurrent write.
+            let value = self.frames[frame].with(|value| unsafe { *value });
+            drop(access);
+            return value;
+        }
     }
 
     /// Maps the other frame, and uses the old one for something else.

@@ -41,10 +41,11 @@ mod seat;
 
 use std::cell::UnsafeCell;
 use std::fmt;
+use std::hint::cold_path;
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-use self::seat::seat;
 use crate::barrier::Barrier;
 use crate::sync::atomic::{AtomicU32, AtomicUsize, Ordering, compiler_fence};
 use crate::sync::{Bell, Mutex, planted};
@@ -58,7 +59,7 @@ const FENCED: u32 = 2;
 /// Counters of a semaphore, unless it was made with another number.
 const SEATS: usize = if cfg!(any(loom, shuttle)) { 4 } else { 64 };
 
-/// In a guard: its counter is nobody's own. No thread has this number.
+/// In a guard: its counter is nobody's own. No thread has this seat.
 const SHARED: usize = usize::MAX;
 
 /// One thread's counter, or the shared one. Two cache lines, because some processors fetch them in pairs.
@@ -77,6 +78,32 @@ struct Counter {
 }
 
 impl Counter {
+    /// By its thread alone.
+    #[inline(always)]
+    fn enter(&self) {
+        let entered = self.entered.load(Ordering::Relaxed);
+        self.entered
+            .store(entered.wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// By its thread alone.
+    #[inline(always)]
+    fn leave(&self) {
+        let left = self.left.load(Ordering::Relaxed);
+        let order = if planted("relaxed_percpu_unlock") {
+            Ordering::Relaxed
+        } else {
+            Ordering::Release
+        };
+        self.left.store(left.wrapping_add(1), order);
+    }
+
+    /// By any thread, for whoever has entered.
+    #[cold]
+    fn leave_for_another(&self) {
+        self.gone.fetch_add(1, Ordering::Release);
+    }
+
     /// Whether no reader is in. Once nobody enters any more that stays so, but for those that are about to step back.
     fn is_empty(&self) -> bool {
         // `entered` last: what is seen of the others is never ahead of it.
@@ -95,6 +122,8 @@ pub struct PercpuRwSemaphore<T: ?Sized> {
     gate: AtomicU32,
     barrier: Barrier,
     counters: Box<[Counter]>,
+    /// Their size in bytes: the first seat that has none.
+    limit: usize,
     /// Everybody's.
     shared: Counter,
     state: Mutex<State>,
@@ -144,6 +173,7 @@ impl<T> PercpuRwSemaphore<T> {
             gate: AtomicU32::new(Self::open(barrier)),
             barrier,
             counters: (0..counters).map(|_| Counter::default()).collect(),
+            limit: counters * size_of::<Counter>(),
             shared: Counter::default(),
             state: Mutex::new(State::default()),
             value: UnsafeCell::new(value),
@@ -167,16 +197,17 @@ impl<T: ?Sized> PercpuRwSemaphore<T> {
     /// The shared side, waiting as long as it takes.
     #[inline]
     pub fn read(&self) -> ReadGuard<'_, T> {
-        match self.enter() {
-            Some(guard) => guard,
-            None => self.read_forever(),
+        if let Some(guard) = self.enter() {
+            return guard;
         }
+        self.wait_to_read();
+        self.shared_guard()
     }
 
     #[cold]
-    fn read_forever(&self) -> ReadGuard<'_, T> {
-        match self.read_slow(Wait::forever()) {
-            Ok(guard) => guard,
+    fn wait_to_read(&self) {
+        match self.queue(Mode::Shared, Wait::forever()) {
+            Ok(()) => {}
             Err(_) => unreachable!("nothing ends this wait early"),
         }
     }
@@ -205,21 +236,44 @@ impl<T: ?Sized> PercpuRwSemaphore<T> {
     }
 
     /// The fast path.
-    #[inline]
+    #[inline(always)]
     fn enter(&self) -> Option<ReadGuard<'_, T>> {
-        let seat = seat();
-        let Some(counter) = self.counters.get(seat) else {
-            return self.enter_otherwise();
+        let seat = seat::own();
+        let Some(counter) = self.counter(seat) else {
+            return self.enter_otherwise().map(|seat| self.guard(seat));
         };
-        let entered = counter.entered.load(Ordering::Relaxed);
-        counter
-            .entered
-            .store(entered.wrapping_add(1), Ordering::Relaxed);
+        counter.enter();
         if self.is_closed() {
-            self.step_back(seat);
+            counter.leave();
+            self.stepped_back();
             return None;
         }
-        Some(ReadGuard { lock: self, seat })
+        Some(ReadGuard {
+            lock: self,
+            counter,
+            seat,
+        })
+    }
+
+    /// A seat's counter.
+    #[inline(always)]
+    fn counter(&self, seat: usize) -> Option<&Counter> {
+        if seat >= self.limit {
+            return None;
+        }
+        // SAFETY: L3: a multiple of a counter's size, below that of all of them.
+        let counter = unsafe { self.counters.as_ptr().byte_add(seat) };
+        // SAFETY: as above: one of the counters, which live as long as the lock.
+        Some(unsafe { &*counter })
+    }
+
+    /// For a seat on which the caller has been counted.
+    fn guard(&self, seat: usize) -> ReadGuard<'_, T> {
+        ReadGuard {
+            lock: self,
+            counter: self.counter(seat).unwrap_or(&self.shared),
+            seat,
+        }
     }
 
     /// The reader's barrier, and then a look at the gate.
@@ -227,7 +281,11 @@ impl<T: ?Sized> PercpuRwSemaphore<T> {
     fn is_closed(&self) -> bool {
         compiler_fence(Ordering::SeqCst);
         let gate = self.gate.load(Ordering::Acquire);
-        gate != 0 && self.is_closed_behind_a_fence(gate)
+        if gate == 0 {
+            return false;
+        }
+        cold_path();
+        self.is_closed_behind_a_fence(gate)
     }
 
     #[inline]
@@ -239,32 +297,33 @@ impl<T: ?Sized> PercpuRwSemaphore<T> {
         self.gate.load(Ordering::Acquire) & CLOSED != 0
     }
 
-    /// The fast path was closed when this reader had come in.
+    /// This reader has left, as the fast path was closed when it had come in.
     #[cold]
-    fn step_back(&self, seat: usize) {
-        drop(ReadGuard { lock: self, seat });
-    }
-
-    /// The thread hasn't a counter of its own, or not yet.
-    #[cold]
-    fn enter_otherwise(&self) -> Option<ReadGuard<'_, T>> {
-        if seat::assign() {
-            self.enter()
-        } else {
-            self.enter_shared()
+    fn stepped_back(&self) {
+        if self.is_closed() {
+            self.ring();
         }
     }
 
-    fn enter_shared(&self) -> Option<ReadGuard<'_, T>> {
-        let guard = self.shared_guard();
+    /// The thread hasn't a counter of its own, or not yet: the seat it has entered on.
+    #[cold]
+    fn enter_otherwise(&self) -> Option<usize> {
+        if seat::assign() {
+            let guard = ManuallyDrop::new(self.enter()?);
+            return Some(guard.seat);
+        }
         self.shared.entered.fetch_add(1, Ordering::Relaxed);
-        // Dropping it steps back.
-        (!self.is_closed()).then_some(guard)
+        if self.is_closed() {
+            drop(self.shared_guard());
+            return None;
+        }
+        Some(SHARED)
     }
 
     fn shared_guard(&self) -> ReadGuard<'_, T> {
         ReadGuard {
             lock: self,
+            counter: &self.shared,
             seat: SHARED,
         }
     }
@@ -463,8 +522,9 @@ impl<T: ?Sized + fmt::Debug> fmt::Debug for PercpuRwSemaphore<T> {
 #[must_use = "the lock is let go of when the guard is dropped"]
 pub struct ReadGuard<'l, T: ?Sized> {
     lock: &'l PercpuRwSemaphore<T>,
-    /// The number of the thread on whose counter it counts, or [`SHARED`]. (Not the counter's address: two words are
-    /// returned in registers.)
+    /// Where it counts.
+    counter: &'l Counter,
+    /// Whose that is, or [`SHARED`].
     seat: usize,
 }
 
@@ -481,20 +541,10 @@ impl<T: ?Sized> Deref for ReadGuard<'_, T> {
 impl<T: ?Sized> Drop for ReadGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        let own = self.lock.counters.get(self.seat);
-        if let Some(counter) = own
-            && self.seat == seat()
-        {
-            let left = counter.left.load(Ordering::Relaxed);
-            let order = if planted("relaxed_percpu_unlock") {
-                Ordering::Relaxed
-            } else {
-                Ordering::Release
-            };
-            counter.left.store(left.wrapping_add(1), order);
+        if self.seat == seat::own() {
+            self.counter.leave();
         } else {
-            let counter = own.unwrap_or(&self.lock.shared);
-            counter.gone.fetch_add(1, Ordering::Release);
+            self.counter.leave_for_another();
         }
         if self.lock.is_closed() {
             self.lock.ring();

@@ -1,10 +1,16 @@
-//! Small numbers for threads: each live thread that asks has one that no other live thread has.
+//! Seats: each live thread that asks has one that no other live thread has. A seat is where its counter lies in every
+//! semaphore, in bytes: a multiple of a counter's size.
 //!
-//! A number goes back when its thread exits and is given to the next one that asks, so that numbers stay as small as the
-//! most threads that ever lived at once. What a thread wrote under its number is seen by the next one: the
+//! A seat goes back when its thread exits and is given to the next one that asks, so that seats stay as few as the
+//! most threads that ever lived at once. What a thread wrote under its seat is seen by the next one: the
 //! registry's lock lies between.
 
-/// A number that is nobody's, for threads whose locals are gone already; beyond any counter.
+use super::Counter;
+
+/// From one seat to the next.
+const STRIDE: usize = size_of::<Counter>();
+
+/// A seat that is nobody's, for threads whose locals are gone already; beyond any counter.
 #[cfg(not(any(loom, shuttle)))]
 const NOBODY: usize = usize::MAX - 1;
 
@@ -14,7 +20,7 @@ mod imp {
 
     use parking_lot::Mutex;
 
-    use super::NOBODY;
+    use super::{NOBODY, STRIDE};
 
     struct Registry {
         free: Vec<usize>,
@@ -35,15 +41,16 @@ mod imp {
         static LEASE: Lease = Lease::take();
     }
 
-    /// Gives the number back at the thread's end.
+    /// Gives the seat back at the thread's end.
     struct Lease(usize);
 
     impl Lease {
         fn take() -> Self {
             let mut registry = REGISTRY.lock();
             Lease(registry.free.pop().unwrap_or_else(|| {
-                registry.next += 1;
-                registry.next - 1
+                let seat = registry.next;
+                registry.next += STRIDE;
+                seat
             }))
         }
     }
@@ -55,13 +62,13 @@ mod imp {
         }
     }
 
-    /// The calling thread's number, or one that is nobody's.
+    /// The calling thread's seat, or one that is nobody's.
     #[inline(always)]
-    pub(in crate::percpu_rwsem) fn seat() -> usize {
+    pub(in crate::percpu_rwsem) fn own() -> usize {
         SEAT.get()
     }
 
-    /// Gives the calling thread a number, if it has none; whether it had none.
+    /// Gives the calling thread a seat, if it has none; whether it had none.
     pub(in crate::percpu_rwsem) fn assign() -> bool {
         if SEAT.get() != NONE {
             return false;
@@ -85,10 +92,10 @@ mod imp {
     }
 
     model::thread_local! {
-        static SEAT: usize = NEXT.fetch_add(1, Ordering::Relaxed);
+        static SEAT: usize = NEXT.fetch_add(super::STRIDE, Ordering::Relaxed);
     }
 
-    pub(in crate::percpu_rwsem) fn seat() -> usize {
+    pub(in crate::percpu_rwsem) fn own() -> usize {
         SEAT.with(|seat| *seat)
     }
 
@@ -97,17 +104,17 @@ mod imp {
     }
 }
 
-pub(super) use imp::{assign, seat};
+pub(super) use imp::{assign, own};
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     fn seat() -> usize {
         super::assign();
-        super::seat()
+        super::own()
     }
 
     #[test]
-    fn a_number_is_its_threads_and_goes_to_the_next_one() {
+    fn a_seat_is_its_threads_and_goes_to_the_next_one() {
         let mine = seat();
         assert_eq!(seat(), mine);
         let mut most = mine;
@@ -117,6 +124,6 @@ mod tests {
             most = most.max(theirs);
         }
         // Other tests of this process run beside.
-        assert!(most < 150, "{most}");
+        assert!(most / super::STRIDE < 150, "{most}");
     }
 }

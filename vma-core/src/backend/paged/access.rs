@@ -1,6 +1,7 @@
 //! Loads and stores.
 
 use std::fmt;
+use std::hint::cold_path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -38,7 +39,8 @@ struct Cached {
     store: u64,
     /// For instruction fetches.
     fetch: u64,
-    memory: NonNull<u8>,
+    /// The page's memory less the page's address, so that to add an address gives its place.
+    base: *mut u8,
 }
 
 /// Equal to no address less its offset.
@@ -49,7 +51,7 @@ impl Cached {
         load: NO_PAGE,
         store: NO_PAGE,
         fetch: NO_PAGE,
-        memory: NonNull::dangling(),
+        base: std::ptr::null_mut(),
     };
 
     #[inline(always)]
@@ -80,15 +82,13 @@ pub struct Accessor<'s> {
     space: &'s AddressSpace<Paged>,
     reader: Reader,
     accessing: Accessing<'s>,
-    /// What the cache was filled under.
-    generation: u64,
     cache: Box<[Cached; CACHED]>,
 }
 
 impl fmt::Debug for Accessor<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Accessor")
-            .field("generation", &self.generation)
+            .field("accessing", &self.accessing)
             .finish_non_exhaustive()
     }
 }
@@ -100,7 +100,6 @@ impl AddressSpace<Paged> {
             space: self,
             reader: self.register(),
             accessing: self.backend().state().shootdown.register(),
-            generation: 0,
             cache: Box::new([Cached::NONE; CACHED]),
         }
     }
@@ -157,45 +156,58 @@ impl PinnedPage {
 }
 
 impl Accessor<'_> {
-    /// Does `f` to the memory of the page that holds `addr`: between the marks, so that it may wait for nothing.
+    /// Does `f` to the memory of the page that holds `addr`, if that's cached and `addr` is a multiple of `size`, a power of two:
+    /// between the marks, so that it may wait for nothing. It's given [`Cached::base`].
     #[inline(always)]
+    fn on_cached_page<R>(
+        &mut self,
+        addr: u64,
+        size: usize,
+        access: Access,
+        f: impl FnOnce(*mut u8) -> R,
+    ) -> Option<R> {
+        let _now = self.accessing.enter()?;
+        let cached = &self.cache[slot(addr)];
+        // Both questions at once: a tag has no bits of an offset.
+        let tag = addr & (!OFFSET | (size as u64 - 1));
+        (cached.tag(access) == tag).then(|| f(cached.base))
+    }
+
+    /// The same, whether it's cached or not, without the second condition.
+    #[cold]
+    #[inline(never)]
     fn on_page<R>(
         &mut self,
         addr: u64,
         access: Access,
-        f: impl FnOnce(NonNull<u8>) -> R,
+        f: impl FnOnce(*mut u8) -> R,
     ) -> Result<R, FaultError> {
         let page = addr & !OFFSET;
-        let now = self.accessing.enter();
-        let cached = &self.cache[(addr / PAGE as u64) as usize % CACHED];
-        if now.generation() == self.generation && cached.tag(access) == page {
-            return Ok(f(cached.memory));
-        }
-        drop(now);
-        self.on_page_slow(page, access, f)
-    }
-
-    #[inline(never)]
-    fn on_page_slow<R>(
-        &mut self,
-        page: u64,
-        access: Access,
-        f: impl FnOnce(NonNull<u8>) -> R,
-    ) -> Result<R, FaultError> {
         loop {
-            let now = self.accessing.enter();
-            if now.generation() != self.generation {
-                self.cache.fill(Cached::NONE);
-                self.generation = now.generation();
-            }
+            let Some(now) = self.accessing.enter() else {
+                self.forget();
+                continue;
+            };
             if let Some(cached) = translate(self.space, &self.reader, page, access) {
-                self.cache[(page / PAGE as u64) as usize % CACHED] = cached;
-                return Ok(f(cached.memory));
+                self.cache[slot(page)] = cached;
+                return Ok(f(cached.base));
             }
             drop(now);
-            self.space
-                .fault_page(page, Need::of(access), &self.reader)?;
+            self.fault(addr, access)?;
         }
+    }
+
+    /// Makes the page present.
+    fn fault(&mut self, addr: u64, access: Access) -> Result<(), FaultError> {
+        let need = Need::of(access);
+        let result = self.space.fault_page(addr & !OFFSET, need, &self.reader);
+        result.map_err(|fault| fault.at(addr))
+    }
+
+    /// What is cached is outdated.
+    fn forget(&mut self) {
+        self.cache.fill(Cached::NONE);
+        self.accessing.renew();
     }
 
     /// Loads bytes.
@@ -350,15 +362,18 @@ impl Accessor<'_> {
             let at = addr.wrapping_add(done);
             let count = page_rest(at).min(len - done);
             let range = done as usize..(done + count) as usize;
-            let result = self.on_page(at, access, |memory| {
+            let mut part = |base: *mut u8| {
+                let memory = base.wrapping_add((at & !OFFSET) as usize);
+                // SAFETY: the memory of a frame.
+                let memory = unsafe { NonNull::new_unchecked(memory) };
                 // SAFETY: F2, S1: between the marks.
                 let bytes = unsafe { PageBytes::at(memory) };
-                f(bytes, (at & OFFSET) as usize, range);
-            });
-            result.map_err(|fault| AccessError {
-                done,
-                fault: fault.at(at),
-            })?;
+                f(bytes, (at & OFFSET) as usize, range.clone());
+            };
+            if self.on_cached_page(at, 1, access, &mut part).is_none() {
+                self.on_page(at, access, &mut part)
+                    .map_err(|fault| AccessError { done, fault })?;
+            }
             done += count;
         }
         Ok(())
@@ -401,7 +416,7 @@ fn translate(
         load: tag(Access::Read),
         store: tag(Access::Write),
         fetch: tag(Access::Execute),
-        memory,
+        base: memory.as_ptr().wrapping_sub(page as usize),
     };
     (cached.tag(access) == page).then_some(cached)
 }
@@ -427,6 +442,12 @@ fn in_parts(
     Ok(())
 }
 
+/// Where a translation is cached.
+#[inline(always)]
+fn slot(addr: u64) -> usize {
+    (addr / PAGE as u64) as usize % CACHED
+}
+
 /// Bytes from `addr` to the end of its page.
 fn page_rest(addr: u64) -> u64 {
     PAGE as u64 - (addr & OFFSET)
@@ -442,16 +463,22 @@ macro_rules! width {
             /// The fault.
             #[inline]
             pub fn $load(&mut self, addr: u64) -> Result<$word, FaultError> {
+                // SAFETY: F2, S1, between the marks; aligned, within the page.
+                let load = move |base| unsafe { word::<$atomic>(base, addr) }.load(Ordering::Relaxed);
+                if let Some(value) =
+                    self.on_cached_page(addr, size_of::<$word>(), Access::Read, load)
+                {
+                    return Ok(value);
+                }
+                cold_path();
                 if !addr.is_multiple_of(size_of::<$word>() as u64) {
                     let mut bytes = [0; size_of::<$word>()];
                     self.read(addr, &mut bytes).map_err(|error| error.fault)?;
                     return Ok(<$word>::from_ne_bytes(bytes));
                 }
-                let result = self.on_page(addr, Access::Read, |memory| {
-                    // SAFETY: F2, S1, between the marks; aligned, within the page.
-                    unsafe { word::<$atomic>(memory, addr) }.load(Ordering::Relaxed)
-                });
-                result.map_err(|fault| fault.at(addr))
+                // Apart, so that the frequent result stays in registers.
+                let value = self.on_page(addr, Access::Read, load)?;
+                Ok(value)
             }
 
             #[doc = concat!("Stores a `", stringify!($word), "`, in the host's byte order.")]
@@ -460,15 +487,22 @@ macro_rules! width {
             /// The fault.
             #[inline]
             pub fn $store(&mut self, addr: u64, value: $word) -> Result<(), FaultError> {
+                // SAFETY: F2, S1, between the marks; aligned, within the page.
+                let word = move |base| unsafe { word::<$atomic>(base, addr) };
+                let store = move |base| word(base).store(value, Ordering::Relaxed);
+                if self
+                    .on_cached_page(addr, size_of::<$word>(), Access::Write, store)
+                    .is_some()
+                {
+                    return Ok(());
+                }
+                cold_path();
                 if !addr.is_multiple_of(size_of::<$word>() as u64) {
                     let result = self.write(addr, &value.to_ne_bytes());
                     return result.map_err(|error| error.fault);
                 }
-                let result = self.on_page(addr, Access::Write, |memory| {
-                    // SAFETY: F2, S1, between the marks; aligned, within the page.
-                    unsafe { word::<$atomic>(memory, addr) }.store(value, Ordering::Relaxed);
-                });
-                result.map_err(|fault| fault.at(addr))
+                self.on_page(addr, Access::Write, store)?;
+                Ok(())
             }
 
             /// Stores `new` if `current` is there; sequentially consistent. What was there, as `Err` if it was something
@@ -515,30 +549,36 @@ macro_rules! width {
     };
 }
 
-/// The word at an address, in its page's memory.
+/// The word at an address, in its page's memory. See [`Cached::base`].
 ///
 /// # Safety
 ///
 /// F2 for the frame behind it as long as the result is used; the address is aligned for an `A`, an atomic of up to 8 bytes.
 #[inline(always)]
-unsafe fn word<'m, A>(memory: NonNull<u8>, addr: u64) -> &'m A {
-    // SAFETY: within the page.
-    let place = unsafe { memory.add((addr & OFFSET) as usize) };
+unsafe fn word<'m, A>(base: *mut u8, addr: u64) -> &'m A {
+    let place = base.wrapping_add(addr as usize).cast::<A>();
     // SAFETY: by the caller's promise; memory of frames is accessed by atomic operations alone.
-    unsafe { place.cast::<A>().as_ref() }
+    unsafe { &*place }
 }
 
 impl Accessor<'_> {
     #[inline(always)]
-    fn atomically<A, R>(&mut self, addr: u64, f: impl FnOnce(&A) -> R) -> Result<R, FaultError> {
+    fn atomically<A, R>(
+        &mut self,
+        addr: u64,
+        f: impl FnOnce(&A) -> R + Copy,
+    ) -> Result<R, FaultError> {
+        // SAFETY: F2, S1, between the marks; aligned, within the page.
+        let change = move |base| f(unsafe { word::<A>(base, addr) });
+        if let Some(result) = self.on_cached_page(addr, size_of::<A>(), Access::Write, change) {
+            return Ok(result);
+        }
+        cold_path();
         if !addr.is_multiple_of(size_of::<A>() as u64) {
             return Err(FaultError::Unaligned(addr));
         }
-        let result = self.on_page(addr, Access::Write, |memory| {
-            // SAFETY: F2, S1, between the marks; aligned, within the page.
-            f(unsafe { word::<A>(memory, addr) })
-        });
-        result.map_err(|fault| fault.at(addr))
+        let result = self.on_page(addr, Access::Write, change)?;
+        Ok(result)
     }
 }
 
