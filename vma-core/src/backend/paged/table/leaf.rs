@@ -124,8 +124,8 @@ impl Leaf {
 
     /// A copy that shows the same pages, none of the private ones owned, neither here nor there.
     ///
-    /// The leaf stays as long as the call lasts.
-    pub(super) fn copy_into(&self, copy: &mut Leaf) {
+    /// The caller has locked it for copying, and a link to it stays meanwhile.
+    pub(super) fn copy_into(&self, copy: &Leaf) {
         let mut from = self.lock();
         for index in 0..ENTRIES {
             let entry = from.entry(index);
@@ -148,7 +148,12 @@ impl LockedLeaf<'_> {
     /// Puts in another entry and returns the one that was there, whose reference is now the caller's.
     pub(in super::super) fn replace(&mut self, index: usize, new: Entry) -> Entry {
         let old = self.entry(index);
-        self.leaf.entries[index].store(new.word(), Ordering::Release);
+        let order = if planted("relaxed_entry") {
+            Ordering::Relaxed
+        } else {
+            Ordering::Release
+        };
+        self.leaf.entries[index].store(new.word(), order);
         self.counts.used += u16::from(!new.is_none());
         self.counts.used -= u16::from(!old.is_none());
         if let Some(count) = self.counts.of(new.kind()) {
@@ -206,7 +211,7 @@ impl Drop for Leaf {
 impl Leaf {
     #[cfg(not(loom))]
     fn zeroed() -> Option<Box<Self>> {
-        // SAFETY: null pointers, no account, zero counters; a free `parking_lot::Mutex` is a zero byte, see the test.
+        // SAFETY: null pointers, a head of zeros, zero counters; a free `parking_lot::Mutex` is a zero byte, see the test.
         unsafe { super::try_zeroed() }
     }
 
