@@ -91,6 +91,7 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
+        self.head.life.write();
         self.head.uncharge(size_of::<Directory>());
         for slot in &self.slots {
             // Emptied before, but for what a late fault has linked, which nobody else has.

@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicUsize;
 
 use vma_rcu::sync::atomic::{AtomicU32, Ordering};
-use vma_rcu::sync::{Arc, Mutex, MutexGuard, planted};
+use vma_rcu::sync::{Arc, Mutex, MutexGuard, Track, planted};
 
 /// What tables of a space take, and may take. A table counts for the space that made it, until it's freed, whoever has it by then.
 pub(in super::super) struct Account {
@@ -51,6 +51,10 @@ pub(super) struct Head {
     /// its link in place under the lock copies a table that stays shared meanwhile, and that nobody changes. Models:
     /// `a_late_copy_leaves_the_owner_alone`, `a_directory_is_copied_while_its_last_link_goes`.
     copying: Mutex<()>,
+    /// For models: read by who copies the table, written by who drops the last link.
+    pub(super) copied: Track,
+    /// For models: read by who comes along, written when the table's memory is given back.
+    pub(super) life: Track,
     /// Taken out when the table no longer counts.
     pub(super) account: Option<Arc<Account>>,
 }
@@ -62,6 +66,8 @@ impl Head {
         Head {
             refs: AtomicU32::new(0),
             copying: Mutex::new(()),
+            copied: Track::new(),
+            life: Track::new(),
             account: None,
         }
     }
@@ -100,6 +106,9 @@ impl Head {
         if last && !planted("no_last_acquire") {
             // As a load, which the thread sanitizer knows, unlike a fence.
             self.refs.load(Ordering::Acquire);
+        }
+        if last {
+            self.copied.write();
         }
         last
     }

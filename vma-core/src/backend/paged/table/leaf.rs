@@ -12,7 +12,8 @@ use super::head::{Account, Head};
 /// A table of entries.
 pub(in super::super) struct Leaf {
     /// [`Entry`] words. Stored under the lock, with release: who reads one without the lock, with acquire, sees the frame's
-    /// bytes as they were when it was put in. Model: `two_faults_make_one_page`.
+    /// bytes as they were when it was put in. (Where a fault puts it in, the fence before it does that as well.) Model:
+    /// `two_faults_make_one_page`.
     entries: [AtomicPtr<()>; ENTRIES],
     pub(super) head: Head,
     counts: Mutex<Counts>,
@@ -148,12 +149,7 @@ impl LockedLeaf<'_> {
     /// Puts in another entry and returns the one that was there, whose reference is now the caller's.
     pub(in super::super) fn replace(&mut self, index: usize, new: Entry) -> Entry {
         let old = self.entry(index);
-        let order = if planted("relaxed_entry") {
-            Ordering::Relaxed
-        } else {
-            Ordering::Release
-        };
-        self.leaf.entries[index].store(new.word(), order);
+        self.leaf.entries[index].store(new.word(), Ordering::Release);
         self.counts.used += u16::from(!new.is_none());
         self.counts.used -= u16::from(!old.is_none());
         if let Some(count) = self.counts.of(new.kind()) {
@@ -203,6 +199,7 @@ impl LockedLeaf<'_> {
 
 impl Drop for Leaf {
     fn drop(&mut self) {
+        self.head.life.write();
         self.head.uncharge(size_of::<Leaf>());
         self.clear();
     }

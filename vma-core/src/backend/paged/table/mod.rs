@@ -165,10 +165,12 @@ impl Tables {
             if directory.below == 0 {
                 // SAFETY: P1, by the caller's guard.
                 let leaf = unsafe { link.leaf() };
+                leaf.head.life.read();
                 return Some(Seen { leaf, is_shared });
             }
             // SAFETY: as above.
             directory = unsafe { link.directory() };
+            directory.head.life.read();
         }
     }
 
@@ -343,6 +345,7 @@ impl Tables {
                 slot.exchange(shared, shared.own());
                 new
             } else {
+                head.copied.read();
                 // SAFETY: P1, P4: locked, with our link in place.
                 unsafe { copy_table(shared, new, below) };
                 if slot.exchange(shared, new) {
