@@ -145,7 +145,7 @@ fn goes_together(low: Placed<'_>, high: Placed<'_>) -> bool {
         && low.vma.pgoff().wrapping_add(low.page_count()) == high.vma.pgoff()
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

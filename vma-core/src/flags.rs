@@ -350,7 +350,7 @@ advice! {
     GUARD_REMOVE = 103, "`MADV_GUARD_REMOVE`";
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

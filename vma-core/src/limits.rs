@@ -249,7 +249,7 @@ impl SpaceConfig {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

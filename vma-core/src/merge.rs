@@ -138,7 +138,7 @@ fn same_attributes(new: &Proposal<'_>, other: Placed<'_>) -> bool {
         && same_extras(new.extras, other.vma.extras())
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::addr::Pages;

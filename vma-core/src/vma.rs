@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
+use vma_rcu::sync::atomic::{AtomicBool, Ordering};
 use vma_rcu::tree::Record;
 
 use crate::addr::{Pages, VmRange};
@@ -315,7 +315,7 @@ impl<'a> Placed<'a> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

@@ -50,19 +50,19 @@ mod imp {
 
     /// Nothing: see the module.
     #[derive(Debug, Default)]
-    pub(crate) struct Track;
+    pub struct Track;
 
     #[expect(clippy::unused_self, reason = "loom's has something to do")]
     impl Track {
-        pub(crate) const fn new() -> Self {
+        pub const fn new() -> Self {
             Track
         }
 
         #[inline(always)]
-        pub(crate) fn read(&self) {}
+        pub fn read(&self) {}
 
         #[inline(always)]
-        pub(crate) fn write(&self) {}
+        pub fn write(&self) {}
     }
 }
 
@@ -128,18 +128,18 @@ mod imp {
 
     /// A cell whose accesses loom checks for data races: see the module.
     #[derive(Debug, Default)]
-    pub(crate) struct Track(loom::cell::UnsafeCell<()>);
+    pub struct Track(loom::cell::UnsafeCell<()>);
 
     impl Track {
-        pub(crate) fn new() -> Self {
+        pub fn new() -> Self {
             Track::default()
         }
 
-        pub(crate) fn read(&self) {
+        pub fn read(&self) {
             self.0.with(|_| ());
         }
 
-        pub(crate) fn write(&self) {
+        pub fn write(&self) {
             self.0.with_mut(|_| ());
         }
     }
@@ -207,26 +207,32 @@ mod imp {
 
     /// Nothing: shuttle doesn't look at memory.
     #[derive(Debug, Default)]
-    pub(crate) struct Track;
+    pub struct Track;
 
     #[expect(clippy::unused_self, reason = "loom's has something to do")]
     impl Track {
-        pub(crate) const fn new() -> Self {
+        pub const fn new() -> Self {
             Track
         }
 
-        pub(crate) fn read(&self) {}
+        pub fn read(&self) {}
 
-        pub(crate) fn write(&self) {}
+        pub fn write(&self) {}
     }
 }
 
-pub use imp::{Arc, Mutex, MutexGuard, atomic};
-pub(crate) use imp::{Bell, Track};
+pub(crate) use imp::Bell;
+pub use imp::{Arc, Mutex, MutexGuard, Track, atomic};
 
-/// Whether this is a model build in which the fault `name` was planted (`VMA_PLANTED`), to see that a model
-/// finds it. Constant false otherwise. An environment variable rather than a cfg: only this crate is built anew.
+/// Whether this is a model build that runs with the fault `name` planted (`VMA_PLANTED`), to see that a model finds it.
+/// Constant false otherwise.
 #[inline(always)]
 pub fn planted(name: &str) -> bool {
-    cfg!(any(loom, shuttle)) && option_env!("VMA_PLANTED") == Some(name)
+    cfg!(any(loom, shuttle)) && is_planted(name)
+}
+
+fn is_planted(name: &str) -> bool {
+    static PLANTED: std::sync::OnceLock<Option<String>> = std::sync::OnceLock::new();
+    let planted = PLANTED.get_or_init(|| std::env::var("VMA_PLANTED").ok());
+    planted.as_deref() == Some(name)
 }

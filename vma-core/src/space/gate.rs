@@ -1,10 +1,19 @@
 //! Mappings closed to faults while a call is at work on their pages.
 
-use std::sync::atomic::{Ordering, fence};
-
+use vma_rcu::sync::atomic::{Ordering, fence};
+use vma_rcu::sync::planted;
 use vma_rcu::tree::View;
 
 use crate::vma::Vma;
+
+/// Between a store that faults look at (of a gate, of what is mapped) and the look at tables. Pairs with the fence under the lock
+/// of a leaf that a page is put into: of the loads that follow (of the gate or the mapping there, of table slots here) one sees the
+/// other side's store. Model: `a_fault_puts_nothing_into_an_unmapped_range`.
+pub(crate) fn fence_before_tables() {
+    if !planted("no_publish_fence") {
+        fence(Ordering::SeqCst);
+    }
+}
 
 /// The mappings in some ranges. Their gates are opened when it's dropped.
 pub(super) struct Gates<'v> {
@@ -21,9 +30,7 @@ impl<'v> Gates<'v> {
     pub(super) fn close(self) {
         if !self.ranges.is_empty() {
             self.set(true);
-            // Pairs with the one in `fault_page`: of the loads that follow (of the gate there, of table slots here) one sees
-            // the other side's store.
-            fence(Ordering::SeqCst);
+            fence_before_tables();
         }
         std::mem::forget(self);
     }

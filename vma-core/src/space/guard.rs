@@ -1,7 +1,6 @@
 //! The two sides of the lock, and publishing.
 
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 use std::{fmt, iter, mem};
 
 use vma_rcu::lock_order::Held;
@@ -10,7 +9,7 @@ use vma_rcu::tree::View;
 use vma_rcu::wait::Wait;
 
 use super::draft::{Changes, Draft, Followed, HookEvent, Piece};
-use super::gate::Gates;
+use super::gate::{Gates, fence_before_tables};
 use super::{AddressSpace, Inner};
 use crate::accounting::Totals;
 use crate::backend::{Backend, PageChange};
@@ -281,8 +280,7 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
             .map(|window| (window.start, window.end))
             .collect();
         let gates = Gates::new(view, &windows);
-        // Whoever has linked a table by now is seen, or sees what was published.
-        fence(Ordering::SeqCst);
+        fence_before_tables();
         let hole = |start, end| hole(view, start, end);
         core.backend.commit(&changes.pages, &mut taken, &hole);
         for change in &changes.pages {

@@ -64,6 +64,8 @@ pub use self::check::CheckError;
 pub use self::dup::DupError;
 pub(crate) use self::fault::Need;
 pub use self::fault::{Access, FaultError};
+#[cfg(all(test, loom))]
+pub(crate) use self::gate::fence_before_tables;
 pub use self::guard::{ReadGuard, WriteGuard};
 pub use self::lock::LockError;
 pub use self::map::{MapError, MapRequest};

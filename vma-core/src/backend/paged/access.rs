@@ -394,8 +394,7 @@ fn translate(
     if vma.vma().is_gated() {
         return None;
     }
-    let seen = space.backend().state().tables.leaf(page)?;
-    let entry = seen.entry(index(page));
+    let (_, entry) = space.backend().state().tables.look(page)?;
     let head = entry.head()?;
     // The entry is the mapping's: had another one taken its place before the page came, it would be found now.
     let now = space.find(page, &guard);

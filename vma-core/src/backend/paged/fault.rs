@@ -10,6 +10,7 @@
 //! taken, and the page put in if everything is still as it was found.
 
 use std::ptr::NonNull;
+#[cfg(not(loom))]
 use std::sync::OnceLock;
 
 use vma_rcu::sync::atomic::{Ordering, fence};
@@ -17,6 +18,7 @@ use vma_rcu::sync::planted;
 
 use super::entry::{Entry, Kind};
 use super::frame::{Frame, FrameHead};
+#[cfg(not(loom))]
 use super::mapping::Mapping;
 use super::table::{Leaf, NoMemory, Seen, index};
 use super::{Fault, Faulted, PAGE, Paged, State};
@@ -27,23 +29,52 @@ use crate::space::{Access, FaultError};
 /// The one page of zeros. It is never written and never freed.
 struct ZeroPage {
     head: FrameHead,
+    #[cfg(not(loom))]
     _memory: Mapping,
+    /// What loom sees of it.
+    #[cfg(loom)]
+    _memory: Box<vma_rcu::sync::atomic::AtomicU64>,
 }
 
-/// The page of zeros; `None` when memory runs out before there is one.
-fn zero_page() -> Option<&'static FrameHead> {
-    unsafe fn keep(_: NonNull<FrameHead>) {}
-    static ZERO: OnceLock<Option<ZeroPage>> = OnceLock::new();
-    let page = ZERO.get_or_init(|| {
-        let memory = Mapping::new(1)?;
+impl ZeroPage {
+    fn new() -> Option<Self> {
+        unsafe fn keep(_: NonNull<FrameHead>) {}
+        #[cfg(not(loom))]
+        let (memory, start) = {
+            let memory = Mapping::new(1)?;
+            let start = memory.page(0);
+            (memory, start)
+        };
+        #[cfg(loom)]
+        let (memory, start) = {
+            let memory = Box::new(vma_rcu::sync::atomic::AtomicU64::new(0));
+            let start = NonNull::from(&*memory).cast();
+            (memory, start)
+        };
         // SAFETY: F1: a page of its own, for ever, which nobody writes.
-        let head = unsafe { FrameHead::new(memory.page(0), std::ptr::null(), keep) };
+        let head = unsafe { FrameHead::new(start, std::ptr::null(), keep) };
         Some(ZeroPage {
             head,
             _memory: memory,
         })
-    });
+    }
+}
+
+/// The page of zeros; `None` when memory runs out before there is one.
+#[cfg(not(loom))]
+fn zero_page() -> Option<&'static FrameHead> {
+    static ZERO: OnceLock<Option<ZeroPage>> = OnceLock::new();
+    let page = ZERO.get_or_init(ZeroPage::new);
     page.as_ref().map(|page| &page.head)
+}
+
+/// The same: one per execution of a model.
+#[cfg(loom)]
+fn zero_page() -> Option<&'static FrameHead> {
+    loom::lazy_static! {
+        static ref ZERO: Option<ZeroPage> = ZeroPage::new();
+    }
+    ZERO.as_ref().map(|page| &page.head)
 }
 
 /// An entry for a read fault of private memory.
@@ -65,8 +96,8 @@ pub(super) fn fault(paged: &Paged, fault: &Fault<'_>) -> Result<Faulted, FaultEr
         return Err(FaultError::Unmapped(fault.addr));
     }
     loop {
-        let seen = state.tables.leaf(fault.addr);
-        let found = seen.map_or(Entry::NONE, |seen| seen.entry(index(fault.addr)));
+        let looked = state.tables.look(fault.addr);
+        let (seen, found) = looked.map_or((None, Entry::NONE), |(seen, found)| (Some(seen), found));
         if found.is_guard() {
             return Err(FaultError::Unmapped(fault.addr));
         }
@@ -298,8 +329,11 @@ fn install(
     };
     let mut locked = leaf.lock();
     let at = index(fault.addr);
-    // Pairs with those of calls (`Gates`, `recheck_files`): a call that hasn't seen this leaf is seen here.
-    fence(Ordering::SeqCst);
+    // Pairs with those of calls (`Gates`, `recheck_files`): a call that hasn't seen this leaf is seen here. Model:
+    // `a_fault_puts_nothing_into_an_unmapped_range`.
+    if !planted("no_fault_fence") {
+        fence(Ordering::SeqCst);
+    }
     let is_stale =
         !planted("no_recheck") && !(fault.attached)() || of.as_ref().is_some_and(Frame::is_removed);
     let now = locked.entry(at);

@@ -3,7 +3,10 @@
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU8;
+
+use vma_rcu::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use vma_rcu::sync::planted;
 
 use super::PAGE;
 
@@ -14,7 +17,8 @@ use super::PAGE;
 #[repr(C, align(32))]
 pub struct FrameHead {
     /// References. An increment is relaxed, since whoever makes one has a reference; a decrement is a release, and the last one
-    /// acquires, so that all uses come before the frame is given back. As `std::sync::Arc`.
+    /// acquires, so that all uses come before the frame is given back. As `std::sync::Arc`. Model:
+    /// `each_gets_a_copy_of_its_own`.
     refs: AtomicU32,
     /// [`REMOVED`], and how often it's pinned, in units of [`PIN`]. Relaxed: ordered by the locks of the page cache and of the page
     /// table that both sides take.
@@ -24,6 +28,9 @@ pub struct FrameHead {
     owner: *const (),
     release: unsafe fn(NonNull<FrameHead>),
 }
+
+/// Words of a page. Models have one, which loom sees.
+const WORDS: usize = if cfg!(loom) { 1 } else { PAGE / 8 };
 
 /// The frame is a file's no more: whoever found it in the page cache before has to look again.
 const REMOVED: u32 = 1;
@@ -180,11 +187,18 @@ impl Clone for Frame {
 impl Drop for Frame {
     fn drop(&mut self) {
         let head = self.head();
-        if head.refs.fetch_sub(1, Ordering::Release) != 1 {
+        let order = if planted("relaxed_frame_drop") {
+            Ordering::Relaxed
+        } else {
+            Ordering::Release
+        };
+        if head.refs.fetch_sub(1, order) != 1 {
             return;
         }
-        // A load rather than a fence: the thread sanitizer knows no fences.
-        head.refs.load(Ordering::Acquire);
+        if !planted("no_last_frame_acquire") {
+            // A load rather than a fence: the thread sanitizer knows no fences.
+            head.refs.load(Ordering::Acquire);
+        }
         let release = head.release;
         // SAFETY: F1, F2: that was the last reference.
         unsafe { release(self.0) };
@@ -228,7 +242,7 @@ impl PageBytes<'_> {
     }
 
     fn word(&self, index: usize) -> &AtomicU64 {
-        assert!(index < PAGE / 8, "beyond the page");
+        assert!(index < WORDS, "beyond the page");
         // SAFETY: F1: within the page, and aligned as it is.
         let word = unsafe { self.memory.cast::<AtomicU64>().add(index) };
         // SAFETY: F1, F2; it is accessed by atomic operations alone.
@@ -298,7 +312,7 @@ impl PageBytes<'_> {
     /// Copies a page that others may be writing to into one that nobody else has.
     pub(super) fn copy_to(self, new: &mut NewFrame) {
         let to = new.frame.bytes();
-        for i in 0..PAGE / 8 {
+        for i in 0..WORDS {
             to.word(i)
                 .store(self.word(i).load(Ordering::Relaxed), Ordering::Relaxed);
         }
@@ -343,8 +357,13 @@ impl NewFrame {
         if std::mem::replace(&mut self.is_zero, true) {
             return;
         }
+        #[cfg(loom)]
+        self.frame.bytes().word(0).store(0, Ordering::Relaxed);
         // SAFETY: F1; nobody else has a reference, so that plain stores race with nothing.
-        unsafe { self.frame.head().memory.write_bytes(0, PAGE) };
+        #[cfg(not(loom))]
+        unsafe {
+            self.frame.head().memory.write_bytes(0, PAGE);
+        }
     }
 }
 

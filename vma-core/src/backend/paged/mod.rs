@@ -48,6 +48,9 @@ mod fault;
 mod frame;
 #[expect(unsafe_code, reason = "memory of the operating system")]
 mod mapping;
+#[cfg(all(test, loom))]
+#[allow(unsafe_code, clippy::unwrap_used, reason = "tests may")]
+mod models;
 mod pending;
 #[expect(unsafe_code, reason = "frames without references")]
 mod pool;
@@ -272,8 +275,8 @@ impl Backend for Paged {
         {
             return true;
         }
-        let leaf = self.state().tables.leaf(addr);
-        leaf.is_some_and(|seen| seen.entry(table::index(addr)).head().is_some())
+        let looked = self.state().tables.look(addr);
+        looked.is_some_and(|(_, entry)| entry.head().is_some())
     }
 
     fn dup(&self) -> Result<Self, PublishError> {

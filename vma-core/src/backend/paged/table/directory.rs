@@ -4,9 +4,9 @@ use std::ops::Range;
 #[cfg(loom)]
 use std::ptr;
 
+use vma_rcu::sync::Arc;
 #[cfg(loom)]
 use vma_rcu::sync::atomic::AtomicPtr;
-use vma_rcu::sync::{Arc, Mutex};
 
 use super::head::{Account, Head};
 use super::leaf::Leaf;
@@ -17,8 +17,6 @@ use super::{BITS, ENTRIES, LEAF_BYTES};
 pub(super) struct Directory {
     pub(super) slots: [Slot; ENTRIES],
     pub(super) head: Head,
-    /// Held while links of a shared table are marked and copied.
-    copying: Mutex<()>,
     /// Levels between its tables and the leaves: 0 if they are leaves.
     pub(super) below: u32,
 }
@@ -26,7 +24,7 @@ pub(super) struct Directory {
 impl Directory {
     #[cfg(not(loom))]
     fn zeroed() -> Option<Box<Self>> {
-        // SAFETY: null pointers, no account, a free mutex (as in a leaf), and a number.
+        // SAFETY: null pointers, a head of zeros, and a number.
         unsafe { super::try_zeroed() }
     }
 
@@ -35,7 +33,6 @@ impl Directory {
         Some(Box::new(Directory {
             slots: std::array::from_fn(|_| Slot(AtomicPtr::new(ptr::null_mut()))),
             head: Head::none(),
-            copying: Mutex::new(()),
             below: 0,
         }))
     }
@@ -71,9 +68,8 @@ impl Directory {
 
     /// A copy that leads to the same tables; all links say so, here and there.
     ///
-    /// It stays as long as the call lasts.
+    /// The caller has locked it for copying, and a link to it stays meanwhile.
     pub(super) fn copy_into(&self, copy: &Directory) {
-        let _lock = self.copying.lock();
         for (slot, to) in self.slots.iter().zip(&copy.slots) {
             let link = slot.load();
             if !link.is_none() {
@@ -95,6 +91,7 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
+        self.head.life.write();
         self.head.uncharge(size_of::<Directory>());
         for slot in &self.slots {
             // Emptied before, but for what a late fault has linked, which nobody else has.

@@ -1,11 +1,13 @@
 //! What tables of all levels have: how many links lead to one, and whom it counts for.
 
-use vma_rcu::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use vma_rcu::sync::{Arc, planted};
+use std::sync::atomic::AtomicUsize;
+
+use vma_rcu::sync::atomic::{AtomicU32, Ordering};
+use vma_rcu::sync::{Arc, Mutex, MutexGuard, Track, planted};
 
 /// What tables of a space take, and may take. A table counts for the space that made it, until it's freed, whoever has it by then.
 pub(in super::super) struct Account {
-    /// Relaxed: a bound that orders nothing.
+    /// Relaxed: a bound that orders nothing, and isn't modelled.
     bytes: AtomicUsize,
     limit: usize,
 }
@@ -27,7 +29,7 @@ impl Account {
         fits.then_some(())
     }
 
-    pub(super) fn bytes(&self) -> usize {
+    pub(in super::super) fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
 
@@ -45,6 +47,14 @@ pub(super) struct Head {
     /// last one acquires: what was done to the table through other links comes before. Model:
     /// `a_shared_table_is_freed_once`.
     refs: AtomicU32,
+    /// Held while the table is copied; and for a moment, by who drops a link to it, before that no longer counts: so who has found
+    /// its link in place under the lock copies a table that stays shared meanwhile, and that nobody changes. Models:
+    /// `a_late_copy_leaves_the_owner_alone`, `a_directory_is_copied_while_its_last_link_goes`.
+    copying: Mutex<()>,
+    /// For models: read by who copies the table, written by who drops the last link.
+    pub(super) copied: Track,
+    /// For models: read by who comes along, written when the table's memory is given back.
+    pub(super) life: Track,
     /// Taken out when the table no longer counts.
     pub(super) account: Option<Arc<Account>>,
 }
@@ -55,6 +65,9 @@ impl Head {
     pub(super) fn none() -> Self {
         Head {
             refs: AtomicU32::new(0),
+            copying: Mutex::new(()),
+            copied: Track::new(),
+            life: Track::new(),
             account: None,
         }
     }
@@ -74,8 +87,16 @@ impl Head {
         self.refs.fetch_or(EVER, Ordering::Relaxed);
     }
 
+    /// See `copying`.
+    pub(super) fn lock_to_copy(&self) -> MutexGuard<'_, ()> {
+        self.copying.lock()
+    }
+
     /// Whether it was the last.
     pub(super) fn drop_link(&self) -> bool {
+        if !planted("no_wait_for_copies") {
+            drop(self.copying.lock());
+        }
         let order = if planted("relaxed_drop_link") {
             Ordering::Relaxed
         } else {
@@ -85,6 +106,9 @@ impl Head {
         if last && !planted("no_last_acquire") {
             // As a load, which the thread sanitizer knows, unlike a fence.
             self.refs.load(Ordering::Acquire);
+        }
+        if last {
+            self.copied.write();
         }
         last
     }

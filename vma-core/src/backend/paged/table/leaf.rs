@@ -12,7 +12,8 @@ use super::head::{Account, Head};
 /// A table of entries.
 pub(in super::super) struct Leaf {
     /// [`Entry`] words. Stored under the lock, with release: who reads one without the lock, with acquire, sees the frame's
-    /// bytes as they were when it was put in. Model: `two_faults_make_one_page`.
+    /// bytes as they were when it was put in. (Where a fault puts it in, the fence before it does that as well.) Model:
+    /// `two_faults_make_one_page`.
     entries: [AtomicPtr<()>; ENTRIES],
     pub(super) head: Head,
     counts: Mutex<Counts>,
@@ -124,8 +125,8 @@ impl Leaf {
 
     /// A copy that shows the same pages, none of the private ones owned, neither here nor there.
     ///
-    /// The leaf stays as long as the call lasts.
-    pub(super) fn copy_into(&self, copy: &mut Leaf) {
+    /// The caller has locked it for copying, and a link to it stays meanwhile.
+    pub(super) fn copy_into(&self, copy: &Leaf) {
         let mut from = self.lock();
         for index in 0..ENTRIES {
             let entry = from.entry(index);
@@ -198,6 +199,7 @@ impl LockedLeaf<'_> {
 
 impl Drop for Leaf {
     fn drop(&mut self) {
+        self.head.life.write();
         self.head.uncharge(size_of::<Leaf>());
         self.clear();
     }
@@ -206,7 +208,7 @@ impl Drop for Leaf {
 impl Leaf {
     #[cfg(not(loom))]
     fn zeroed() -> Option<Box<Self>> {
-        // SAFETY: null pointers, no account, zero counters; a free `parking_lot::Mutex` is a zero byte, see the test.
+        // SAFETY: null pointers, a head of zeros, zero counters; a free `parking_lot::Mutex` is a zero byte, see the test.
         unsafe { super::try_zeroed() }
     }
 

@@ -3,6 +3,7 @@
 use std::ptr;
 
 use vma_rcu::sync::atomic::{AtomicPtr, Ordering};
+use vma_rcu::sync::planted;
 
 use super::directory::Directory;
 use super::head::Head;
@@ -89,8 +90,13 @@ impl Slot {
 
     /// Whether it held `from`, and holds `to` now.
     pub(super) fn exchange(&self, from: Link, to: Link) -> bool {
+        let order = if planted("relaxed_link") {
+            Ordering::Relaxed
+        } else {
+            Ordering::AcqRel
+        };
         self.0
-            .compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Acquire)
+            .compare_exchange(from.0, to.0, order, Ordering::Acquire)
             .is_ok()
     }
 }

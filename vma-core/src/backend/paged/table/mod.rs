@@ -11,7 +11,26 @@
 //! there its own first ([`own_leaf`](Tables::own_leaf)): a table of its own in place of the shared one, level by level, or the
 //! same one if nobody else has it any more.
 //!
+//! ```text
+//! a thread of a space                      another one              the space that has it too
+//! -------------------                      -----------              -------------------------
+//! finds the link to a shared table         finds it as well
+//!                                          locks it for copying
+//!                                          link in place? copies
+//!                                          puts the copy there
+//!                                          unlocks
+//!                                          locks, unlocks
+//!                                          drops the link -------->  nobody else has it: its own,
+//! locks it for copying                                               changes it
+//! link in place? no: looks again
+//! ```
+//!
 //! # Locks
+//!
+//! ```text
+//! copying of a table (one at a time)
+//!   lock of a leaf
+//! ```
 //!
 //! Entries of a leaf change under its lock alone, so that its counters are exact. They are read without it. Slots change by
 //! compare-and-exchange, or by a swap when they are emptied.
@@ -47,6 +66,7 @@ pub(super) use self::leaf::{Leaf, Seen};
 use self::link::{Link, Slot};
 pub(super) use self::relocate::Relocation;
 pub(super) use self::share::Plan;
+use super::entry::Entry;
 
 /// Entries of a table.
 pub(super) const ENTRIES: usize = 1 << BITS;
@@ -97,7 +117,7 @@ unsafe impl Sync for Tables {}
 impl Tables {
     /// Empty ones, for addresses below `limit`, which may take `bytes`. `None` when memory runs out.
     pub(super) fn try_new(limit: u64, bytes: usize, domain: &Domain) -> Option<Self> {
-        let mut below = 1;
+        let mut below = 0;
         while below < 4 && (LEAF_BYTES << (BITS * (below + 1))) < limit {
             below += 1;
         }
@@ -124,10 +144,28 @@ impl Tables {
             if directory.below == 0 {
                 // SAFETY: P1, by the caller's guard.
                 let leaf = unsafe { link.leaf() };
+                leaf.head.life.read();
                 return Some(Seen { leaf, is_shared });
             }
             // SAFETY: as above.
             directory = unsafe { link.directory() };
+            directory.head.life.read();
+        }
+    }
+
+    /// The leaf for `addr`, and what is there. The caller as for [`leaf`](Self::leaf).
+    ///
+    /// While a space leads to a shared table nobody changes that. When it has left it, the table may become another's own: who has
+    /// found the way there before must not take what is there then for the space's. If it saw something that the other has put in,
+    /// it sees here that the way has changed. Model: `an_access_finds_nothing_of_another_space`.
+    pub(super) fn look(&self, addr: u64) -> Option<(Seen<'_>, Entry)> {
+        loop {
+            let seen = self.leaf(addr)?;
+            let entry = seen.entry(index(addr));
+            let now = self.leaf(addr)?;
+            if ptr::eq(now.leaf, seen.leaf) || planted("no_second_look") {
+                return Some((seen, entry));
+            }
         }
     }
 
@@ -199,47 +237,86 @@ impl Tables {
         self.account.bytes()
     }
 
+    #[cfg(all(test, loom))]
+    pub(super) fn account(&self) -> Arc<Account> {
+        Arc::clone(&self.account)
+    }
+
     /// Puts a new table into an empty slot, unless somebody else does meanwhile.
     fn link(&self, slot: &Slot, below: u32) -> Result<(), NoMemory> {
+        let table = self.make(below)?;
+        if !slot.exchange(Link::NONE, table) {
+            // SAFETY: made above, and shown to nobody.
+            unsafe { free(table, below) };
+        }
+        Ok(())
+    }
+
+    /// An empty table for a slot of a directory with `below`.
+    fn make(&self, below: u32) -> Result<Link, NoMemory> {
         let table: *mut () = if below == 0 {
             Box::into_raw(Leaf::try_new(&self.account).ok_or(NoMemory)?).cast()
         } else {
             Box::into_raw(Directory::try_new(below - 1, &self.account).ok_or(NoMemory)?).cast()
         };
-        if !slot.exchange(Link::NONE, Link(table)) {
-            // SAFETY: made above, and shown to nobody.
-            unsafe { free(Link(table), below) };
-        }
-        Ok(())
+        Ok(Link(table))
     }
 
     /// Puts a table of the space's own in place of a shared one, unless somebody else has changed the slot. The caller has a guard of
     /// the domain.
     fn own(&self, slot: &Slot, shared: Link, below: u32) -> Result<(), NoMemory> {
         // SAFETY: P1, by the caller's guard.
-        if unsafe { shared.head(below) }.is_sole() {
-            slot.exchange(shared, shared.own());
-            return Ok(());
-        }
-        let copy: *mut () = if below == 0 {
-            let mut copy = Leaf::try_new(&self.account).ok_or(NoMemory)?;
-            // SAFETY: P1, by the caller's guard.
-            unsafe { shared.leaf() }.copy_into(&mut copy);
-            Box::into_raw(copy).cast()
+        let head = unsafe { shared.head(below) };
+        let new = if head.is_sole() {
+            Link::NONE
         } else {
-            let copy = Directory::try_new(below - 1, &self.account).ok_or(NoMemory)?;
-            // SAFETY: as above.
-            unsafe { shared.directory() }.copy_into(&copy);
-            Box::into_raw(copy).cast()
+            self.make(below)?
         };
-        if slot.exchange(shared, Link(copy)) {
-            self.release(shared, below);
-        } else if planted("copied_twice") {
-            slot.store(Link(copy));
-        } else {
-            self.release(Link(copy), below);
-        }
+        let gone = {
+            let _copying = head.lock_to_copy();
+            let twice = planted("copied_twice");
+            // Without its link the space has nothing to do with the table, which may be another's own by now.
+            if slot.load() != shared && !twice && !planted("late_copy") {
+                new
+            } else if head.is_sole() || new.is_none() {
+                slot.exchange(shared, shared.own());
+                new
+            } else {
+                head.copied.read();
+                // SAFETY: P1, P4: locked, with our link in place.
+                unsafe { copy_table(shared, new, below) };
+                if slot.exchange(shared, new) {
+                    shared
+                } else if twice {
+                    slot.store(new);
+                    shared
+                } else {
+                    // A call takes the link away.
+                    new
+                }
+            }
+        };
+        self.release(gone, below);
         Ok(())
+    }
+}
+
+/// Makes an empty table show what another does.
+///
+/// # Safety
+///
+/// Both are of the kind that `below` says and stay; `from` is locked for copying, and nobody else has `to`.
+unsafe fn copy_table(from: Link, to: Link, below: u32) {
+    if below == 0 {
+        // SAFETY: by the caller's promise.
+        let to = unsafe { to.leaf() };
+        // SAFETY: as above.
+        unsafe { from.leaf() }.copy_into(to);
+    } else {
+        // SAFETY: as above.
+        let to = unsafe { to.directory() };
+        // SAFETY: as above.
+        unsafe { from.directory() }.copy_into(to);
     }
 }
 
@@ -295,12 +372,11 @@ fn part(low: u64, within: &Range<u64>) -> (u64, Range<usize>) {
     (low + (from << PAGE_SHIFT), from as usize..to as usize)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 #[allow(clippy::unwrap_used, reason = "tests may")]
 mod tests {
     use super::*;
 
-    use crate::backend::paged::entry::Entry;
     use crate::backend::{Inheritance, Inherited};
 
     fn tables(domain: &Domain) -> Tables {
