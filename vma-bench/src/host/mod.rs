@@ -8,7 +8,7 @@
     reason = "counts and nanoseconds of a run are far below 2^52"
 )]
 
-mod sys;
+pub(crate) mod sys;
 
 use std::hint::black_box;
 use std::io::{self, Write as _};
