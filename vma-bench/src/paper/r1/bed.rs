@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use vma_core::paged::{FramePool, Paged};
@@ -91,6 +92,8 @@ pub(super) struct Unmapped {
 pub(super) struct Bed {
     pub(super) space: AddressSpace<Paged>,
     times: Arc<LockTimes>,
+    /// Unmappings so far. Relaxed: one thread's.
+    turns: AtomicUsize,
 }
 
 impl fmt::Debug for Bed {
@@ -104,16 +107,26 @@ impl Bed {
     pub(super) fn new() -> Result<Self, R1Error> {
         let times = Arc::new(LockTimes::default());
         let space = unwatched()?.with_lock_observer(times.clone());
-        Ok(Bed { space, times })
+        let turns = AtomicUsize::new(0);
+        Ok(Bed {
+            space,
+            times,
+            turns,
+        })
     }
 
-    /// Maps the range, populated in its first `pages`.
+    /// Maps the range, populated in its first `pages`, and in its last one in place of one of these: the same page tables
+    /// are at both ends.
     pub(super) fn map(&self, len: u64, pages: u64) -> Result<(), R1Error> {
         self.space
             .map(&MapRequest::anonymous(len, RW).fixed(RANGE))?;
         if pages > 0 {
-            self.space
-                .advise(RANGE, pages * PAGE, Advice::POPULATE_WRITE)?;
+            let last = RANGE + len - PAGE;
+            self.space.advise(last, PAGE, Advice::POPULATE_WRITE)?;
+        }
+        if pages > 1 {
+            let first = (pages - 1) * PAGE;
+            self.space.advise(RANGE, first, Advice::POPULATE_WRITE)?;
         }
         Ok(())
     }
@@ -141,9 +154,11 @@ impl Bed {
         Ok(Unmapped { hold, call })
     }
 
-    /// Populating has filled the caches with pages: brings back what calls of any size use.
+    /// Populating has filled the caches with pages: brings back what calls of any size use. Another number of calls each
+    /// time: some calls do work for those before them (records are let go of in batches), and that's not to be the same one of every round.
     fn warm_up(&self) -> Result<(), R1Error> {
-        for _ in 0..32 {
+        let turn = self.turns.fetch_add(1, Ordering::Relaxed);
+        for _ in 0..32 + turn * 29 % 64 {
             self.space
                 .map(&MapRequest::anonymous(PAGE, RW).fixed(ELSEWHERE))?;
             self.space.unmap(ELSEWHERE, PAGE)?;

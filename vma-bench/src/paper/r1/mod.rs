@@ -117,7 +117,7 @@ fn by_size(
     let (len, pages) = (size.bytes, size.bytes / PAGE);
     let mut holds = [const { Vec::new() }; 3];
     let mut calls = [const { Vec::new() }; 3];
-    let (mut bare, mut kernel) = (Vec::new(), Vec::new());
+    let (mut bare, mut ends, mut kernel) = (Vec::new(), Vec::new(), Vec::new());
     for repetition in 0..size.holds {
         for way in Way::turn(repetition) {
             let unmapped = bed.once(way, len, pages)?;
@@ -126,7 +126,8 @@ fn by_size(
             bar.inc(size.weight());
         }
         bare.push(bed.once(Way::Detached, len, 0)?.hold);
-        bar.inc(size.weight());
+        ends.push(bed.once(Way::Detached, len, pages.min(2))?.hold);
+        bar.inc(2 * size.weight());
         kernel.push(kernel_once(len)?);
         bar.inc(size.weight());
     }
@@ -149,9 +150,12 @@ fn by_size(
             }
         });
     }
-    let bare = us(&bare);
+    let (bare, ends) = (us(&bare), us(&ends));
     report.add(section, &column, "detached, nothing populated", |row| {
         Row::new(row, "us", bare)
+    });
+    report.add(section, &column, "detached, both ends populated", |row| {
+        Row::new(row, "us", ends)
     });
     if is_largest {
         let section = "R1/exclusive hold, populated beside not";
@@ -159,6 +163,10 @@ fn by_size(
             Row::new(row, "us", default)
                 .beside("nothing populated", bare.median)
                 .target(Some(Target::ratio_at_most(1.2)))
+        });
+        // Without a page there are no page tables: this is the same range with the same ones at its ends.
+        report.add(section, &column, "detached, tables at the ends", |row| {
+            Row::new(row, "us", default).beside("both ends populated", ends.median)
         });
     }
     let section = "R1/whole call";
@@ -260,7 +268,7 @@ fn stalls(
 }
 
 /// The default's hold on one range of which more and more is populated. The growth is that of a least-squares line through
-/// the medians, from one page populated to everything; it's to be within the quartiles of the samples around their medians.
+/// the medians, from a page at each end populated to everything; it's to be within the quartiles of the samples around their medians.
 fn by_populated(
     bed: &Bed,
     bytes: u64,
@@ -271,7 +279,7 @@ fn by_populated(
     const PARTS: u64 = 4;
     bed.grow(bytes)?;
     let pages = bytes / PAGE;
-    let populated = |part: usize| (pages * part as u64 / PARTS).max(1).min(pages);
+    let populated = |part: usize| (pages * part as u64 / PARTS).max(2).min(pages);
     let mut series: Vec<(f64, Vec<f64>)> = (0..=PARTS as usize)
         .map(|part| (populated(part) as f64, Vec::new()))
         .collect();
@@ -289,7 +297,7 @@ fn by_populated(
     let section = "R1/exclusive hold by populated part";
     for (part, (_, samples)) in series.iter().enumerate() {
         let line = match part {
-            0 => "1 page populated".to_owned(),
+            0 => "both ends populated".to_owned(),
             _ => format!("{part}/{PARTS} populated"),
         };
         report.add(section, &column, &line, |row| {
@@ -301,7 +309,7 @@ fn by_populated(
         ..Summary::once(trend.growth.abs())
     };
     report.add(
-        "R1/growth of the hold, one page to all populated",
+        "R1/growth of the hold, ends to all populated",
         &column,
         Way::Detached.name(),
         |row| {

@@ -112,7 +112,7 @@ impl Plan {
 
     /// For the progress bar.
     pub(super) fn work(&self) -> u64 {
-        let unmappings = |size: &Size| (5 * size.holds + 16 * size.stalls) as u64;
+        let unmappings = |size: &Size| (6 * size.holds + 16 * size.stalls) as u64;
         let by_size = self
             .sizes
             .iter()

@@ -315,3 +315,56 @@ pub(super) fn kernel_stall(probe: Probe, len: u64) -> Result<(Seen, Seen), R1Err
     let seen = |seen: Option<Result<Seen, R1Error>>| Ok(seen.transpose()?.unwrap_or_default());
     seen(stall).and_then(|stall: Seen| Ok((stall, seen(idle)?)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operations_before_the_call_do_not_count() {
+        let under = Under::default();
+        let mut left = 3;
+        let seen = under.watch(Duration::ZERO, || {
+            left -= 1;
+            if left == 1 {
+                under.run(|| ());
+            }
+            Ok::<_, R1Error>(true)
+        });
+        let seen = seen.unwrap();
+        assert_eq!(left, 1, "ends when the call has ended");
+        assert!(seen.longest > 0.0, "the one that overlaps it counts");
+        let before = Under::default();
+        let seen = before.watch(Duration::ZERO, || Ok::<_, R1Error>(false));
+        assert!(seen.unwrap().longest == 0.0, "none counts");
+    }
+
+    #[test]
+    fn a_stall_is_seen_beside_a_call_that_waits() {
+        let time = Duration::from_millis(5);
+        let watcher = |under: &Under, ready: &dyn Fn()| {
+            ready();
+            under.watch(Duration::ZERO, || {
+                thread::sleep(time / 5);
+                Ok::<_, R1Error>(true)
+            })
+        };
+        let (result, seen) = beside(
+            || {
+                thread::sleep(time);
+                7
+            },
+            |under, ready| Some(watcher(under, ready)),
+        );
+        assert_eq!(result, 7);
+        let seen = seen.unwrap().unwrap();
+        assert!(seen.longest >= 1e6 && seen.typical >= 1e6, "{seen:?}");
+    }
+
+    #[test]
+    fn a_watcher_that_gives_up_holds_nobody_up() {
+        let gives_up = |_: &Under, _: &dyn Fn()| Some(Err::<Seen, ()>(()));
+        let (result, seen) = beside(|| 1, gives_up);
+        assert_eq!((result, seen.is_some_and(|seen| seen.is_err())), (1, true));
+    }
+}
