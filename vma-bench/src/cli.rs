@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::host::HostArgs;
+use crate::paper::PaperArgs;
 use crate::peers::PeersArgs;
 
 /// Replays recorded programs on the library and measures it beside its peers.
@@ -33,8 +34,10 @@ pub enum Command {
     Conform(ConformArgs),
     /// Measure the tree and the address space beside what one would use instead.
     Peers(PeersArgs),
-    /// Measure faults, accesses and unmapping beside the running kernel.
+    /// Measure faults, accesses, unmapping and fork beside the running kernel.
     Host(HostArgs),
+    /// Reproduce a published result, before and after in one run.
+    Paper(PaperArgs),
 }
 
 /// Options of the run without a command.

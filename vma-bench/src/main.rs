@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use vma_bench::{
     cli::{Cli, Command},
-    conform, host, peers, replay,
+    conform, host, paper, peers, replay,
 };
 
 fn main() -> ExitCode {
@@ -17,5 +17,6 @@ fn main() -> ExitCode {
         Some(Command::Conform(args)) => conform::run(&args),
         Some(Command::Peers(args)) => peers::run(&args),
         Some(Command::Host(args)) => host::run(&args),
+        Some(Command::Paper(args)) => paper::run(&args),
     }
 }

@@ -79,9 +79,10 @@ pub use crate::limits::{
 };
 pub use crate::space::{
     Access, AddressSpace, AdviseError, BrkError, CheckError, CoreError, DupError, FaultError,
-    GrowError, LockError, MapError, MapRequest, MapsEntry, MapsName, MdweError, NameError,
-    ProtectError, ReadGuard, RemapError, RemapFileError, RemapRequest, SealError, SpecialError,
-    SpecialMapping, Stats, SyncError, UnmapError, VmaLock, VmaRef, WriteGuard,
+    GrowError, LockError, LockObserver, LockTime, LockTimes, MapError, MapRequest, MapsEntry,
+    MapsName, MdweError, NameError, ProtectError, ReadGuard, RemapError, RemapFileError,
+    RemapRequest, SealError, SpecialError, SpecialMapping, Stats, SyncError, UnmapError, VmaLock,
+    VmaRef, WriteGuard,
 };
 pub use crate::vma::Vma;
 

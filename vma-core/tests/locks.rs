@@ -287,3 +287,40 @@ fn stress() {
     space.check().unwrap();
     assert!(done.load(Ordering::Relaxed) > 10 && locks.load(Ordering::Relaxed) > 10);
 }
+
+#[test]
+fn an_observer_hears_of_waits_and_holds() {
+    let times = std::sync::Arc::new(vma_core::LockTimes::default());
+    let space = AddressSpace::default().with_lock_observer(times.clone());
+    map(&space, 0, 4, Prot::READ);
+    assert_eq!(times.held(true).count, 1);
+    times.reset();
+    let mut writer = space.write();
+    writer.unmap(at(1), PAGE).unwrap();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| drop(space.read()));
+        thread::sleep(SOON);
+        drop(writer);
+        waits.join().unwrap();
+    });
+    assert!(times.held(true).longest >= SOON);
+    assert!(times.held(true).total < 2 * times.held(true).longest);
+    assert_eq!(times.waited(false).count, 1);
+    times.reset();
+    // The exclusive part of a hold that is downgraded, then the shared part.
+    let shared = space.write().downgrade();
+    assert_eq!((times.held(true).count, times.held(false).count), (1, 0));
+    thread::sleep(SOON);
+    drop(shared);
+    let (exclusive, shared) = (times.held(true), times.held(false));
+    assert!(shared.longest >= SOON && exclusive.longest < shared.longest);
+    // Lookups don't take the lock, and a copy has no observer.
+    times.reset();
+    let reader = space.register();
+    assert!(space.find(at(0), &reader.pin()).is_some());
+    assert_eq!(times.waited(false), vma_core::LockTime::default());
+    let child = space.dup().unwrap();
+    times.reset();
+    child.unmap(at(0), PAGE).unwrap();
+    assert_eq!(times.waited(true).count, 0);
+}

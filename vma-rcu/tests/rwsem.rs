@@ -264,3 +264,43 @@ fn stress_with_downgrades_and_cancellations() {
     assert!(!lock.is_contended() && lock.try_write().is_some());
     assert!(entered.load(Ordering::Relaxed) > 100);
 }
+
+/// Measures while it's told to.
+#[derive(Default)]
+struct Switched {
+    on: AtomicBool,
+    heard: AtomicU64,
+}
+
+impl LockStatistics for Switched {
+    fn is_active(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+
+    fn waited(&self, _: bool, _: Duration) {
+        self.heard.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn held(&self, _: bool, _: Duration) {
+        self.heard.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn statistics_that_are_off_hear_nothing() {
+    let lock = RwSemaphore::with_statistics(0, Switched::default());
+    let heard = || lock.statistics().heard.load(Ordering::Relaxed);
+    let switch = |on| lock.statistics().on.store(on, Ordering::Relaxed);
+    drop(lock.write().downgrade());
+    drop(lock.read());
+    assert_eq!(heard(), 0);
+    let begun_off = lock.write();
+    switch(true);
+    drop(begun_off);
+    assert_eq!(heard(), 0, "a hold whose beginning isn't known");
+    drop(lock.write());
+    assert_eq!(heard(), 2);
+    switch(false);
+    drop(lock.read());
+    assert_eq!(heard(), 2);
+}

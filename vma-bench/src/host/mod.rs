@@ -8,7 +8,8 @@
     reason = "counts and nanoseconds of a run are far below 2^52"
 )]
 
-mod sys;
+mod fork;
+pub(crate) mod sys;
 
 use std::hint::black_box;
 use std::io::{self, Write as _};
@@ -62,6 +63,7 @@ pub fn run(args: &HostArgs) -> ExitCode {
     if cores() > 1 {
         two_cpus(effort, &mut report);
     }
+    fork::measure(args.quick, effort, &mut report);
     tables(args.quick, &mut report);
     match report.finish() {
         Ok(()) => ExitCode::SUCCESS,

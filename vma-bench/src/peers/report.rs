@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
 
-use super::row::{Row, TargetOn};
+use super::row::{Cmp, Row, TargetOn};
 use crate::report::json_line;
 
 /// Collects rows; in JSON mode each is printed when it's known.
@@ -129,6 +129,7 @@ impl Report {
             };
             let shown = shown.map_or_else(|| String::from("?"), |shown| format!("{shown:.2}"));
             let target = row.target.unwrap_or_default();
+            let sign = if row.cmp == Some(Cmp::Ge) { ">=" } else { "<=" };
             let baseline = row.baseline_name.as_deref().unwrap_or("");
             let beside = if row.target_on == Some(TargetOn::Ratio) {
                 baseline
@@ -137,7 +138,7 @@ impl Report {
             };
             let _ = writeln!(
                 text,
-                "{verdict:6}  {shown:>8} <= {target} {unit} {beside:24}  {}",
+                "{verdict:6}  {shown:>8} {sign} {target} {unit} {beside:24}  {}",
                 row.row
             );
         }

@@ -42,6 +42,15 @@ impl Target {
         }
     }
 
+    /// Value / baseline must reach `limit`.
+    pub fn ratio_at_least(limit: f64) -> Self {
+        Self {
+            on: TargetOn::Ratio,
+            cmp: Cmp::Ge,
+            limit,
+        }
+    }
+
     /// The value must not exceed `limit`.
     pub fn at_most(limit: f64) -> Self {
         Self {
@@ -187,6 +196,15 @@ mod tests {
             row(500.001).target(Some(Target::at_most(500.0))).holds,
             Some(false)
         );
+    }
+
+    #[test]
+    fn what_is_to_be_reached_holds_from_the_limit_on() {
+        for (value, holds) in [(1000.0, true), (1001.0, true), (999.0, false)] {
+            let row = row(value).beside("b", 1.0);
+            let row = row.target(Some(Target::ratio_at_least(1000.0)));
+            assert_eq!((row.holds, row.cmp), (Some(holds), Some(Cmp::Ge)));
+        }
     }
 
     #[test]

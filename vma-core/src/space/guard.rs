@@ -10,6 +10,7 @@ use vma_rcu::wait::Wait;
 
 use super::draft::{Changes, Draft, Followed, HookEvent, Piece};
 use super::gate::{Gates, fence_before_tables};
+use super::observe::Observed;
 use super::{AddressSpace, Inner};
 use crate::accounting::Totals;
 use crate::backend::{Backend, PageChange};
@@ -22,7 +23,7 @@ use smallvec::SmallVec;
 pub struct ReadGuard<'s, B: Backend = ()> {
     pub(super) space: &'s AddressSpace<B>,
     /// `None` only inside `drop`.
-    inner: Option<rwsem::ReadGuard<'s, Inner>>,
+    inner: Option<rwsem::ReadGuard<'s, Inner, Observed>>,
     held: Option<Held>,
     /// What a downgraded guard has still to do.
     after: After<B>,
@@ -31,7 +32,7 @@ pub struct ReadGuard<'s, B: Backend = ()> {
 impl<'s, B: Backend> ReadGuard<'s, B> {
     pub(super) fn new(
         space: &'s AddressSpace<B>,
-        inner: rwsem::ReadGuard<'s, Inner>,
+        inner: rwsem::ReadGuard<'s, Inner, Observed>,
         held: Held,
     ) -> Self {
         ReadGuard {
@@ -79,7 +80,7 @@ impl<B: Backend> fmt::Debug for ReadGuard<'_, B> {
 pub struct WriteGuard<'s, B: Backend = ()> {
     pub(super) space: &'s AddressSpace<B>,
     /// `None` only inside `drop` and `downgrade`, as is `held`.
-    pub(super) inner: Option<rwsem::WriteGuard<'s, Inner>>,
+    pub(super) inner: Option<rwsem::WriteGuard<'s, Inner, Observed>>,
     pub(super) held: Option<Held>,
     /// How long calls wait for the readers of single mappings.
     pub(super) wait: Wait<'s>,

@@ -31,6 +31,7 @@ mod guard;
 mod lock;
 mod map;
 mod maps;
+mod observe;
 mod order;
 mod placement;
 mod protect;
@@ -70,6 +71,7 @@ pub use self::guard::{ReadGuard, WriteGuard};
 pub use self::lock::LockError;
 pub use self::map::{MapError, MapRequest};
 pub use self::maps::{MapsEntry, MapsName};
+pub use self::observe::{LockObserver, LockTime, LockTimes};
 pub use self::protect::{MdweError, ProtectError};
 pub use self::query::{CoreError, SyncError};
 pub use self::remap::{RemapError, RemapRequest};
@@ -83,6 +85,7 @@ pub use self::vma_lock::VmaLock;
 
 use self::draft::{Piece, Window};
 use self::guard::After;
+use self::observe::Observed;
 use crate::accounting::Totals;
 use crate::addr::Pages;
 use crate::anon::AnonIds;
@@ -128,7 +131,7 @@ impl Stats {
 pub struct AddressSpace<B: Backend = ()> {
     core: Arc<Core<B>>,
     /// Exclusive for changes, shared to keep the layout stable.
-    inner: RwSemaphore<Inner>,
+    inner: RwSemaphore<Inner, Observed>,
     /// For those without the lock. Replaced as a whole, together with `Inner::config`.
     config: ArcSwap<SpaceConfig>,
     /// Who hands out identities of private pages. Taken inside `inner` (shared side) by faults; with the exclusive
@@ -299,21 +302,22 @@ impl<B: Backend> AddressSpace<B> {
     fn assemble(config: SpaceConfig, domain: &Domain, backend: B, ids: AnonIds) -> Self {
         let (tree, writer) = RangeTree::new(domain);
         let config = Arc::new(config);
+        let inner = Inner {
+            writer,
+            config: Arc::clone(&config),
+            totals: Totals::default(),
+            stats: Stats::default(),
+            default_flags: VmaFlags::empty(),
+            start_brk: 0,
+            brk: 0,
+            data_segment: 0,
+            start_stack: None,
+            mdwe: MdweFlags::empty(),
+            guarded: Vec::new(),
+        };
         AddressSpace {
             core: Arc::new(Core { tree, backend }),
-            inner: RwSemaphore::new(Inner {
-                writer,
-                config: Arc::clone(&config),
-                totals: Totals::default(),
-                stats: Stats::default(),
-                default_flags: VmaFlags::empty(),
-                start_brk: 0,
-                brk: 0,
-                data_segment: 0,
-                start_stack: None,
-                mdwe: MdweFlags::empty(),
-                guarded: Vec::new(),
-            }),
+            inner: RwSemaphore::with_statistics(inner, Observed::default()),
             config: ArcSwap::new(config),
             identities: Mutex::new(ids),
         }
@@ -434,7 +438,7 @@ impl<B: Backend> AddressSpace<B> {
     #[inline]
     fn write_guard<'s>(
         &'s self,
-        inner: rwsem::WriteGuard<'s, Inner>,
+        inner: rwsem::WriteGuard<'s, Inner, Observed>,
         held: Held,
         wait: Wait<'s>,
         refused: Option<PublishError>,

@@ -47,6 +47,12 @@ pub trait LockStatistics {
     /// Whether to measure at all.
     const ACTIVE: bool = true;
 
+    /// The same as a question of the moment: asked before each wait and each hold, and where the answer is no, no clock is read for it.
+    #[inline]
+    fn is_active(&self) -> bool {
+        true
+    }
+
     /// A thread has entered, this time after it asked; uncontended entries included, tries and waits that were given up not.
     /// Called with the lock held.
     fn waited(&self, exclusive: bool, time: Duration);
@@ -67,8 +73,8 @@ impl LockStatistics for () {
 }
 
 #[inline]
-fn now<S: LockStatistics>() -> Option<Instant> {
-    S::ACTIVE.then(Instant::now)
+fn now<S: LockStatistics>(statistics: &S) -> Option<Instant> {
+    (S::ACTIVE && statistics.is_active()).then(Instant::now)
 }
 
 /// See the [module](self).
@@ -124,7 +130,7 @@ impl<T: ?Sized, S: LockStatistics> RwSemaphore<T, S> {
     /// [`GaveUp`]: the lock and its queue are as if nobody had asked. A free lock is entered whatever `wait` says.
     #[inline]
     pub fn read_with(&self, wait: Wait<'_>) -> Result<ReadGuard<'_, T, S>, GaveUp> {
-        let asked = now::<S>();
+        let asked = now(&self.statistics);
         self.raw.enter(Mode::Shared, wait)?;
         let guard = ReadGuard::of(self);
         self.entered(false, asked);
@@ -153,7 +159,7 @@ impl<T: ?Sized, S: LockStatistics> RwSemaphore<T, S> {
     /// As for [`read_with`](Self::read_with).
     #[inline]
     pub fn write_with(&self, wait: Wait<'_>) -> Result<WriteGuard<'_, T, S>, GaveUp> {
-        let asked = now::<S>();
+        let asked = now(&self.statistics);
         self.raw.enter(Mode::Exclusive, wait)?;
         let guard = WriteGuard::of(self);
         self.entered(true, asked);
@@ -188,6 +194,11 @@ impl<T: ?Sized, S: LockStatistics> RwSemaphore<T, S> {
     /// What hears of waits and holds.
     pub fn statistics(&self) -> &S {
         &self.statistics
+    }
+
+    /// The same, to be replaced.
+    pub fn statistics_mut(&mut self) -> &mut S {
+        &mut self.statistics
     }
 
     #[inline]
@@ -227,7 +238,7 @@ pub struct ReadGuard<'l, T: ?Sized, S: LockStatistics = ()> {
 impl<'l, T: ?Sized, S: LockStatistics> ReadGuard<'l, T, S> {
     #[inline]
     fn of(lock: &'l RwSemaphore<T, S>) -> Self {
-        let taken = now::<S>();
+        let taken = now(&lock.statistics);
         ReadGuard { lock, taken }
     }
 }
@@ -269,7 +280,7 @@ pub struct WriteGuard<'l, T: ?Sized, S: LockStatistics = ()> {
 impl<'l, T: ?Sized, S: LockStatistics> WriteGuard<'l, T, S> {
     #[inline]
     fn of(lock: &'l RwSemaphore<T, S>) -> Self {
-        let taken = now::<S>();
+        let taken = now(&lock.statistics);
         WriteGuard { lock, taken }
     }
 

@@ -24,13 +24,13 @@ const CACHES: usize = 16;
 const BATCH: usize = 64;
 /// Frames that a cache holds, at most.
 const FULL: usize = 2 * BATCH;
-/// Chunks that are kept though all of their frames are idle: 64 MiB. To unmap one and map it again costs as much as its frames
-/// are worth.
+/// Chunks that are kept though all of their frames are idle, unless a pool is told otherwise: 64 MiB. To unmap one and map it again
+/// costs as much as its frames are worth.
 const SPARE: usize = 32;
 
 /// Frames from memory that the operating system maps, 2 MiB at a time.
 ///
-/// Chunks that aren't used go back to it, but for 64 MiB, which [`trim`](Self::trim) gives back as well; frames in caches count as
+/// Chunks that aren't used go back to it, but for 64 MiB (or what [`with_spare`](Self::with_spare) says), which [`trim`](Self::trim) gives back as well; frames in caches count as
 /// used until then. Clones are
 /// handles to the same pool, and frames may outlive the last one.
 #[derive(Clone, Debug)]
@@ -84,6 +84,8 @@ struct Chunks {
     available: Vec<usize>,
     /// Chunks all of whose frames are idle.
     whole: usize,
+    /// How many of these are kept.
+    spare: usize,
     /// Frames outside of the chunks, those in caches included.
     out: usize,
 }
@@ -240,7 +242,7 @@ impl Chunks {
             return;
         }
         let_go.pool = chunk.pool.take().or(let_go.pool.take());
-        if self.whole < SPARE && !closed {
+        if self.whole < self.spare && !closed {
             self.whole += 1;
             return;
         }
@@ -407,9 +409,19 @@ impl Default for FramePool {
 impl FramePool {
     /// A pool of up to `limit` frames. Nothing is mapped yet.
     pub fn new(limit: usize) -> Self {
+        Self::with_spare(limit, SPARE * CHUNK)
+    }
+
+    /// The same, which keeps up to `spare` idle frames, rounded up to chunks of 512, until [`trim`](Self::trim): for who gives back
+    /// much and soon wants it again.
+    pub fn with_spare(limit: usize, spare: usize) -> Self {
+        let chunks = Chunks {
+            spare: spare.div_ceil(CHUNK),
+            ..Chunks::default()
+        };
         FramePool(Arc::new(Handle(Arc::new(Shared {
             caches: std::array::from_fn(|_| Mutex::default()),
-            chunks: Mutex::default(),
+            chunks: Mutex::new(chunks),
             limit,
             closed: AtomicBool::new(false),
         }))))
@@ -483,6 +495,21 @@ mod tests {
         let mut bytes = [0; 4];
         kept.bytes().read(8, &mut bytes);
         assert_eq!(bytes, [7; 4], "a frame outlives its pool");
+    }
+
+    #[test]
+    fn a_pool_keeps_as_much_as_it_is_told() {
+        for (spare, kept) in [(0, 0), (CHUNK + 1, 2), (10 * CHUNK, 4)] {
+            let pool = FramePool::with_spare(usize::MAX, spare);
+            let frames: Vec<_> = (0..4 * CHUNK).map(|_| pool.allocate().unwrap()).collect();
+            assert_eq!(pool.stats().chunks, 4);
+            drop(frames);
+            // Frames in a cache hold their chunk back.
+            let stats = pool.stats();
+            assert!((kept..=kept + 1).contains(&stats.chunks), "{stats:?}");
+            pool.trim();
+            assert_eq!(pool.stats().chunks, 0);
+        }
     }
 
     #[test]

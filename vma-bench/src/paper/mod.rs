@@ -1,0 +1,54 @@
+//! `vma-bench paper`: results that others have published, before and after in one run.
+
+pub mod memory;
+pub mod r1;
+
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+use crate::peers::report::Report;
+
+/// A published result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Published {
+    /// Zapping under the read lock in munmap (Yang Shi, 2018; Linux 4.20), and after the lock.
+    #[value(name = "R1", alias = "r1")]
+    R1,
+}
+
+/// Options of `paper`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct PaperArgs {
+    /// Which result.
+    #[arg(value_name = "RESULT")]
+    pub result: Published,
+    /// Up to 1 GiB instead of 8, fewer rounds: about a minute.
+    #[arg(long)]
+    pub quick: bool,
+    /// One JSON object per figure and line.
+    #[arg(long)]
+    pub json: bool,
+    /// Nothing larger than this, in bytes.
+    #[arg(long, value_name = "BYTES", hide = true)]
+    pub max_bytes: Option<u64>,
+}
+
+/// Measures, and prints it. Fails if a space or the kernel refuses something that was said to fit, or the output can't be written.
+pub fn run(args: &PaperArgs) -> ExitCode {
+    let mut report = Report::new("paper", args.json);
+    let measured = match args.result {
+        Published::R1 => r1::run(args, &mut report),
+    };
+    let mut err = io::stderr();
+    if let Err(error) = &measured {
+        let _ = writeln!(err, "vma-bench: {error}");
+    }
+    if let Err(error) = report.finish() {
+        let _ = writeln!(err, "vma-bench: writing the figures: {error}");
+        return ExitCode::FAILURE;
+    }
+    match measured {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
