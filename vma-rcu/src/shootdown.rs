@@ -53,10 +53,10 @@ const FENCED: u64 = 1;
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Mark(
-    /// The generation under which its thread is in access, or 0. Stored to by its thread alone, with release when it leaves
-    /// and when it enters (who waits may miss the 0 and see a later generation); load-acquire by who waits: what the
-    /// access did comes before. That it enters before what follows is the barrier's doing. Model:
-    /// `an_access_is_over_when_invalidate_returns`.
+    /// The generation under which its thread is in access, or 0. Stored to by its thread alone, with release when it leaves;
+    /// load-acquire by who waits: what the access did comes before. That it enters before what follows is the barrier's doing. Model:
+    /// `an_access_is_over_when_invalidate_returns`. With release when it enters as well, because who waits may miss the 0 and see a
+    /// later generation: that's by argument alone, as in the model the fence of an outdated entry says the same.
     AtomicU64,
 );
 
@@ -192,14 +192,9 @@ impl Accessing<'_> {
     /// has been cached is outdated, and so it stays until [`renew`](Self::renew) is called.
     #[inline(always)]
     pub fn enter(&mut self) -> Option<InAccess<'_>> {
-        let order = if planted("relaxed_enter") {
-            Ordering::Relaxed
-        } else {
-            Ordering::Release
-        };
         // Read once: the compiler doesn't know across the barrier that nobody else writes them.
         let (mark, own) = (&*self.mark, self.generation);
-        mark.0.store(own, order);
+        mark.0.store(own, Ordering::Release);
         compiler_fence(Ordering::SeqCst);
         let generation = self.shootdown.generation.load(Ordering::Acquire);
         let access = InAccess { mark };
