@@ -132,6 +132,25 @@ impl Shootdown {
         }
     }
 
+    /// [`invalidate`](Self::invalidate), unless the accessor that has this [`id`](Accessing::id) is the only one: it isn't in access,
+    /// and what it has cached is its own business.
+    ///
+    /// # Panics
+    ///
+    /// As there.
+    pub fn invalidate_others(&self, id: AccessorId) {
+        {
+            // One that is registered later has cached nothing, and sees the change.
+            let marks = self.marks.lock();
+            if let [only] = &**marks
+                && std::ptr::eq(&raw const **only, id.0)
+            {
+                return;
+            }
+        }
+        self.invalidate();
+    }
+
     /// The generation, as accessors keep it.
     fn current(&self) -> u64 {
         let generation = self.generation.load(Ordering::Acquire);
@@ -178,6 +197,10 @@ fn wait_for(mark: &Mark, generation: u64) {
     }
 }
 
+/// Which accessor of a [`Shootdown`] it is, as long as it lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AccessorId(*const Mark);
+
 /// The right to be in access, for one thread at a time.
 #[derive(Debug)]
 pub struct Accessing<'s> {
@@ -215,6 +238,11 @@ impl Accessing<'_> {
         }
         self.shootdown.barrier.light();
         self.shootdown.current() == self.generation
+    }
+
+    /// For [`Shootdown::invalidate_others`].
+    pub fn id(&self) -> AccessorId {
+        AccessorId(&raw const *self.mark)
     }
 
     /// For who has dropped everything that was cached.

@@ -6,6 +6,7 @@ use std::fmt;
 use std::ops::Range;
 
 use vma_rcu::reclaim::Domain;
+use vma_rcu::shootdown::AccessorId;
 
 use crate::addr::VmRange;
 use crate::error::PublishError;
@@ -92,6 +93,8 @@ pub struct Fault<'f> {
     pub addr: u64,
     /// For what. The mapping allows it.
     pub access: Access,
+    /// Which accessor of the backend's asks for it, if one does: what it has cached of the page it will look up again.
+    pub by: Option<AccessorId>,
     /// The mapping.
     pub vma: &'f Vma,
     /// Where it is.

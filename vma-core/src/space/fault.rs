@@ -3,6 +3,7 @@
 
 use parking_lot::Mutex;
 use vma_rcu::reclaim::Reader;
+use vma_rcu::shootdown::AccessorId;
 use vma_rcu::tree::View;
 
 use super::advise::{AdviseError, not_applicable};
@@ -107,6 +108,8 @@ pub(crate) struct Need {
     allowed: Access,
     /// A page of a private mapping is to be its own, as for a store.
     own: bool,
+    /// As [`Fault::by`].
+    by: Option<AccessorId>,
 }
 
 impl Need {
@@ -114,13 +117,22 @@ impl Need {
         Need {
             allowed: access,
             own: false,
+            by: None,
         }
     }
 
+    /// For a pin: see [`Accessor::pin_page`](crate::paged::Accessor::pin_page).
     pub(crate) fn to_pin(access: Access) -> Self {
         Need {
-            allowed: access,
             own: true,
+            ..Need::of(access)
+        }
+    }
+
+    pub(crate) fn by(self, accessor: AccessorId) -> Self {
+        Need {
+            by: Some(accessor),
+            ..self
         }
     }
 
@@ -202,6 +214,7 @@ impl<'a, B: Backend> Pager<'a, B> {
         start: u64,
         end: u64,
         access: Access,
+        by: Option<AccessorId>,
     ) -> Result<(), FaultError> {
         if !B::ACTIVE {
             return self
@@ -213,6 +226,7 @@ impl<'a, B: Backend> Pager<'a, B> {
             let fault = Fault {
                 addr: self.pages.floor(at),
                 access,
+                by,
                 vma: vma.vma,
                 range: vma.range(),
                 pgoff: vma.pgoff_at(at),
@@ -262,7 +276,7 @@ impl<'a, B: Backend> Pager<'a, B> {
             self.identify(start);
         }
         let to = vma.end.min(end);
-        self.make_present(vma, start, to, access)?;
+        self.make_present(vma, start, to, access, need.by)?;
         Ok(to)
     }
 
@@ -308,7 +322,7 @@ impl<'a, B: Backend> Pager<'a, B> {
         let last = vma.end.min(end);
         let to = last.min(start.saturating_add(self.pages.bytes(most)));
         let access = if write { Access::Write } else { Access::Read };
-        self.make_present(vma, start, to, access)
+        self.make_present(vma, start, to, access, None)
             .map_err(|fault| match fault {
                 FaultError::OutOfMemory(addr) => AdviseError::OutOfMemory(addr),
                 fault => AdviseError::NoPages(fault.addr()),
@@ -329,7 +343,7 @@ impl<'a, B: Backend> Pager<'a, B> {
             self.identify(start);
             access = Access::Write;
         }
-        self.make_present(vma, start, end, access)
+        self.make_present(vma, start, end, access, None)
             .map_err(FaultError::addr)
     }
 }
@@ -482,6 +496,7 @@ impl<B: Backend> AddressSpace<B> {
             let fault = Fault {
                 addr: page,
                 access,
+                by: need.by,
                 vma,
                 range: VmRange::new(entry.start, entry.end),
                 pgoff: vma.pgoff().wrapping_add((page - entry.start) / PAGE as u64),

@@ -199,7 +199,7 @@ impl Accessor<'_> {
 
     /// Makes the page present.
     fn fault(&mut self, addr: u64, access: Access) -> Result<(), FaultError> {
-        let need = Need::of(access);
+        let need = Need::of(access).by(self.accessing.id());
         let result = self.space.fault_page(addr & !OFFSET, need, &self.reader);
         result.map_err(|fault| fault.at(addr))
     }
@@ -312,7 +312,9 @@ impl Accessor<'_> {
             if let Some(pinned) = self.try_pin(page, access)? {
                 return Ok(pinned);
             }
-            let need = Need::to_pin(access);
+            let need = Need::to_pin(access).by(self.accessing.id());
+            // It may show something else then.
+            self.cache[slot(page)] = Cached::NONE;
             self.space.fault_page(page, need, &self.reader)?;
         }
     }

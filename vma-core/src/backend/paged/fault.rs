@@ -345,7 +345,10 @@ fn install(
             // faults meanwhile waits for the leaf's lock.
             locked.replace(at, Entry::NONE);
             if !planted("no_shootdown_of_copy") {
-                state.shootdown.invalidate();
+                match fault.by {
+                    Some(id) => state.shootdown.invalidate_others(id),
+                    None => state.shootdown.invalidate(),
+                }
             }
         }
         locked.replace(at, new);

@@ -23,6 +23,7 @@ use super::frame::{Frame, PageBytes};
 use super::table::Account;
 use super::{Fault, Faulted, FrameAllocator, FrameHead, NewFrame, PAGE, Paged, State};
 use super::{change, fault};
+use crate::addr::VmRange;
 use crate::backend::{Backend, Inheritance, Inherited};
 use crate::flags::VmaFlags;
 use crate::space::Access;
@@ -184,7 +185,9 @@ impl Space {
             let fault = Fault {
                 addr,
                 access,
+                by: None,
                 vma,
+                range: VmRange::new(addr, addr + PAGE as u64),
                 pgoff: 0,
                 attached: &attached,
             };
@@ -251,7 +254,6 @@ fn load(memory: NonNull<u8>) -> u64 {
 /// An accessor, which caches a translation per page.
 struct Cpu {
     accessing: Accessing<'static>,
-    generation: u64,
     /// Page, whether stores go there, memory.
     cache: Vec<(u64, bool, NonNull<u8>)>,
     /// Pinned while tables are looked at, where a model frees some.
@@ -268,7 +270,6 @@ impl Cpu {
         Cpu {
             // SAFETY: dropped before the space that it has a share of.
             accessing: unsafe { &*shootdown }.register(),
-            generation: 0,
             cache: Vec::new(),
             reader: None,
             space: Arc::clone(space),
@@ -299,11 +300,11 @@ impl Cpu {
         f: impl FnOnce(NonNull<u8>) -> R,
     ) -> Option<R> {
         loop {
-            let now = self.accessing.enter();
-            if now.generation() != self.generation {
+            let Some(now) = self.accessing.enter() else {
                 self.cache.clear();
-                self.generation = now.generation();
-            }
+                self.accessing.renew();
+                continue;
+            };
             let does = |cached: &&(u64, bool, NonNull<u8>)| {
                 cached.0 == addr && (cached.1 || access != Access::Write)
             };
@@ -345,7 +346,11 @@ impl Cpu {
         let space = Arc::clone(&self.space);
         let is_it = || space.published.load(Ordering::Acquire) == which;
         while is_it() {
-            let now = self.accessing.enter();
+            let Some(now) = self.accessing.enter() else {
+                self.cache.clear();
+                self.accessing.renew();
+                continue;
+            };
             // Where the mapping changes in between, the call that changes it waits for this access.
             if is_it()
                 && let Some(found) = Self::translate(&space, addr, Access::Write)
