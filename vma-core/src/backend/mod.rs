@@ -165,7 +165,7 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// was prepared and not made.
     fn finish(&self, taken: Self::Taken);
 
-    /// Makes a page accessible. The caller has a guard of the space's domain, or the space's lock.
+    /// Makes a page accessible. The caller has a guard of the space's domain.
     ///
     /// # Errors
     /// The signal that the access gets.
@@ -197,7 +197,7 @@ pub trait Backend: Sized + Send + Sync + 'static {
     fn unmap_removed(&self, start: u64, end: u64);
 
     /// Waits until no access uses what calls have taken out so far, whether or not they have waited for it themselves. Called by
-    /// a file that lets go of pages: a mapping that it no longer finds may have shown them.
+    /// a file that lets go of pages: a mapping that it no longer finds may have shown them; and for a call that finds done what it is to do.
     fn settle(&self);
 
     /// What shared anonymous memory is made of.

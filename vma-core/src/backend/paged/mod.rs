@@ -59,10 +59,10 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use vma_rcu::percpu_rwsem::PercpuRwSemaphore;
-use vma_rcu::reclaim::Domain;
+use vma_rcu::reclaim::{Domain, Reader};
 use vma_rcu::shootdown::Shootdown;
-use vma_rcu::sync::Mutex;
 use vma_rcu::sync::atomic::{AtomicUsize, Ordering};
+use vma_rcu::sync::{self, Mutex};
 
 pub use self::access::{AccessError, Accessor};
 use self::change::Owed;
@@ -103,7 +103,7 @@ struct State {
     tables: Tables,
     /// The shared side while a fault changes tables; exclusively while they are shared with a child.
     faults: PercpuRwSemaphore<()>,
-    shootdown: Shootdown,
+    shootdown: sync::Arc<Shootdown>,
     owed: Owed,
     pins: Arc<Pins>,
     /// What entries may borrow from.
@@ -190,12 +190,13 @@ impl Paged {
 
 impl State {
     fn try_new(domain: &Domain, limit: u64, table_limit: usize) -> Option<Self> {
+        let shootdown = sync::Arc::default();
         Some(State {
             domain: domain.clone(),
             limit,
-            tables: Tables::try_new(limit, table_limit, domain)?,
+            tables: Tables::try_new(limit, table_limit, domain, &shootdown)?,
             faults: PercpuRwSemaphore::default(),
-            shootdown: Shootdown::default(),
+            shootdown,
             owed: Owed::default(),
             pins: Arc::default(),
             devices: Mutex::default(),
@@ -204,6 +205,14 @@ impl State {
 }
 
 impl State {
+    /// Does something to tables while the space's lock is held, either side. Faults put copies in place of tables that are shared, and
+    /// with the last link to one it's freed a grace period later, so that a guard is needed as well.
+    fn walk<R>(&self, f: impl FnOnce() -> R) -> R {
+        let reader = self.tables.may_share().then(|| self.domain.register());
+        let _guard = reader.as_ref().map(Reader::pin);
+        f()
+    }
+
     /// Keeps a handle.
     fn keep(&self, frames: &DeviceFrames) -> Result<(), NoMemory> {
         let mut devices = self.devices.lock();
@@ -242,7 +251,8 @@ impl Backend for Paged {
         changes: &[PageChange],
         mapped: &[Range<u64>],
     ) -> Result<Taken, PublishError> {
-        let taken = change::prepare(self.state(), changes, mapped);
+        let state = self.state();
+        let taken = state.walk(|| change::prepare(state, changes, mapped));
         taken.map_err(PublishError::from)
     }
 
@@ -252,7 +262,8 @@ impl Backend for Paged {
         taken: &mut Taken,
         hole: &dyn Fn(u64, u64) -> (u64, u64),
     ) {
-        change::commit(self.state(), changes, taken, hole);
+        let state = self.state();
+        state.walk(|| change::commit(state, changes, taken, hole));
         if taken.holds_frames() {
             taken.announce(&self.pending);
         }
@@ -272,8 +283,11 @@ impl Backend for Paged {
         {
             return true;
         }
-        let leaf = self.state().tables.leaf(addr);
-        leaf.is_some_and(|seen| seen.entry(table::index(addr)).head().is_some())
+        let state = self.state();
+        state.walk(|| {
+            let leaf = state.tables.leaf(addr);
+            leaf.is_some_and(|seen| seen.entry(table::index(addr)).head().is_some())
+        })
     }
 
     fn dup(&self) -> Result<Self, PublishError> {
@@ -296,7 +310,8 @@ impl Backend for Paged {
     }
 
     fn unmap_removed(&self, start: u64, end: u64) {
-        change::unmap_removed(self.state(), start, end);
+        let state = self.state();
+        state.walk(|| change::unmap_removed(state, start, end));
     }
 
     fn settle(&self) {
@@ -307,7 +322,8 @@ impl Backend for Paged {
     }
 
     fn unmap_file(&self, unmap: &FileUnmap<'_>) {
-        change::unmap_file(self.state(), unmap);
+        let state = self.state();
+        state.walk(|| change::unmap_file(state, unmap));
     }
 
     fn shared_memory(&self, builder: FileObjectBuilder) -> FileObjectBuilder {

@@ -145,7 +145,7 @@ impl Tables {
             }
             let mut link = slot.load();
             while link.is_shared() {
-                self.own(slot, link, directory.below)?;
+                self.own(directory, slot, link)?;
                 link = slot.load();
             }
             // SAFETY: P1: the lock that the caller has keeps others from unlinking.
@@ -198,7 +198,7 @@ impl Tables {
             // SAFETY: as above.
             let directory = unsafe { link.directory() };
             for slot in &directory.slots {
-                self.release(slot.take(), below - 1);
+                self.release(directory.take(slot), below - 1);
             }
             // SAFETY: as above.
             let directory = unsafe { Box::from_raw(link.own().0.cast::<Directory>()) };
@@ -253,7 +253,7 @@ fn detach_below(
             if into.links.len() == into.links.capacity() {
                 make_room(into);
             }
-            into.links.push((slot.take(), directory.below));
+            into.push_link(directory.take(slot), directory.below);
             continue;
         }
         debug_assert!(!link.is_shared(), "edges were made the space's own");

@@ -17,8 +17,9 @@ use super::{BITS, ENTRIES, LEAF_BYTES};
 pub(super) struct Directory {
     pub(super) slots: [Slot; ENTRIES],
     pub(super) head: Head,
-    /// Held while links of a shared table are marked and copied.
-    copying: Mutex<()>,
+    /// **P5** Held while a link is taken out, or replaced by one to a copy, and while links are marked and copied: so what a link leads
+    /// to has that link for as long as it's copied, and is nobody else's alone.
+    pub(super) copying: Mutex<()>,
     /// Levels between its tables and the leaves: 0 if they are leaves.
     pub(super) below: u32,
 }
@@ -67,6 +68,21 @@ impl Directory {
         let from = start.saturating_sub(base) / bytes;
         let to = end.saturating_sub(base).div_ceil(bytes).min(ENTRIES as u64);
         from as usize..to.max(from) as usize
+    }
+
+    /// Takes a link out.
+    pub(super) fn take(&self, slot: &Slot) -> Link {
+        if slot.load().is_none() {
+            return Link::NONE;
+        }
+        let _lock = self.copying.lock();
+        slot.take()
+    }
+
+    /// Puts a link in, and takes the one out that was there.
+    pub(super) fn replace(&self, slot: &Slot, link: Link) -> Link {
+        let _lock = self.copying.lock();
+        slot.replace(link)
     }
 
     /// A copy that leads to the same tables; all links say so, here and there.

@@ -24,6 +24,10 @@
 //! * **P3** A leaf's counters are the numbers of its entries of each kind.
 //! * **P4** A table that several links lead to has only links that say SHARED, and is changed by nobody, but that private pages
 //!   in it are marked as no longer owned.
+//! * **P5** Links are taken out of a directory, and replaced by links to copies, under its lock. So who copies a table has a link to it
+//!   meanwhile: it stays, and isn't another space's alone, which could change it.
+//! * **P6** A link to a shared table is dropped after a shootdown of the space that it was in: whoever has the table alone then may
+//!   change it, and accesses of the other space would find what isn't theirs.
 
 mod detach;
 mod directory;
@@ -37,6 +41,8 @@ use std::ops::Range;
 use std::ptr;
 
 use vma_rcu::reclaim::{Domain, Limbo};
+use vma_rcu::shootdown::Shootdown;
+use vma_rcu::sync::atomic::{AtomicBool, Ordering};
 use vma_rcu::sync::{Arc, planted};
 
 pub(super) use self::detach::{Detached, Hole};
@@ -87,6 +93,11 @@ pub(super) struct Tables {
     directories: Limbo<Directory>,
     domain: Domain,
     account: Arc<Account>,
+    /// The space's.
+    shootdown: Arc<Shootdown>,
+    /// Some may be shared, so that faults exchange them. Changed with the space's lock held exclusively, or before there is one; read
+    /// with either side: relaxed does.
+    shares: AtomicBool,
 }
 
 // SAFETY: P1: what slots lead to belongs to the tables, or is shared as P4 says; entries are frames that any thread may use.
@@ -96,7 +107,12 @@ unsafe impl Sync for Tables {}
 
 impl Tables {
     /// Empty ones, for addresses below `limit`, which may take `bytes`. `None` when memory runs out.
-    pub(super) fn try_new(limit: u64, bytes: usize, domain: &Domain) -> Option<Self> {
+    pub(super) fn try_new(
+        limit: u64,
+        bytes: usize,
+        domain: &Domain,
+        shootdown: &Arc<Shootdown>,
+    ) -> Option<Self> {
         let mut below = 1;
         while below < 4 && (LEAF_BYTES << (BITS * (below + 1))) < limit {
             below += 1;
@@ -108,10 +124,19 @@ impl Tables {
             directories: Limbo::try_new(domain)?,
             domain: domain.clone(),
             account,
+            shootdown: Arc::clone(shootdown),
+            shares: AtomicBool::new(false),
         })
     }
 
-    /// The leaf for `addr`, if there is one. The caller has a guard of the domain, or the space's lock exclusively.
+    /// Whether some may be shared. Who has the space's lock, either side, needs a guard only if so: faults under a guard alone put
+    /// copies in place of shared tables.
+    pub(super) fn may_share(&self) -> bool {
+        self.shares.load(Ordering::Relaxed)
+    }
+
+    /// The leaf for `addr`, if there is one. The caller has a guard of the domain, or the space's lock and nothing is
+    /// [shared](Self::may_share).
     pub(super) fn leaf(&self, addr: u64) -> Option<Seen<'_>> {
         let mut directory = &*self.root;
         let mut is_shared = false;
@@ -143,7 +168,7 @@ impl Tables {
                 continue;
             }
             if link.is_shared() {
-                self.own(slot, link, directory.below)?;
+                self.own(directory, slot, link)?;
                 continue;
             }
             if directory.below == 0 {
@@ -157,13 +182,13 @@ impl Tables {
 
     /// Makes the tables that there are in a range this space's alone. The caller as for [`own_leaf`](Self::own_leaf).
     pub(super) fn own_range(&self, start: u64, end: u64) -> Result<(), NoMemory> {
-        let mut result = Ok(());
-        self.for_each(start, end, |seen, at, _| {
-            if seen.is_shared && result.is_ok() {
-                result = self.own_leaf(at).map(|_| ());
-            }
-        });
-        result
+        let mut at = start;
+        // Looked for anew each time: what leads to the next one may have been exchanged on the way to this one.
+        while let Some(shared) = first_shared(&self.root, 0, false, &(at..end)) {
+            self.own_leaf(shared)?;
+            at = (shared / LEAF_BYTES + 1) * LEAF_BYTES;
+        }
+        Ok(())
     }
 
     /// The leaves that there are, in order, with the part of the range that each maps: address, and entries.
@@ -213,32 +238,39 @@ impl Tables {
         Ok(())
     }
 
-    /// Puts a table of the space's own in place of a shared one, unless somebody else has changed the slot. The caller has a guard of
-    /// the domain.
-    fn own(&self, slot: &Slot, shared: Link, below: u32) -> Result<(), NoMemory> {
-        // SAFETY: P1, by the caller's guard.
-        if unsafe { shared.head(below) }.is_sole() {
-            slot.exchange(shared, shared.own());
-            return Ok(());
-        }
-        let copy: *mut () = if below == 0 {
-            let mut copy = Leaf::try_new(&self.account).ok_or(NoMemory)?;
+    /// Puts a table of the space's own in place of a shared one, unless somebody else has changed the slot, which is one of the
+    /// directory's. The caller has a guard of the domain.
+    fn own(&self, directory: &Directory, slot: &Slot, shared: Link) -> Result<(), NoMemory> {
+        let below = directory.below;
+        {
+            // P5: as long as the link is here the table isn't another's alone, and nobody changes it.
+            let _lock = directory.copying.lock();
+            if slot.load() != shared && !planted("copied_twice") {
+                return Ok(());
+            }
             // SAFETY: P1, by the caller's guard.
-            unsafe { shared.leaf() }.copy_into(&mut copy);
-            Box::into_raw(copy).cast()
-        } else {
-            let copy = Directory::try_new(below - 1, &self.account).ok_or(NoMemory)?;
-            // SAFETY: as above.
-            unsafe { shared.directory() }.copy_into(&copy);
-            Box::into_raw(copy).cast()
-        };
-        if slot.exchange(shared, Link(copy)) {
-            self.release(shared, below);
-        } else if planted("copied_twice") {
+            if unsafe { shared.head(below) }.is_sole() {
+                slot.store(shared.own());
+                return Ok(());
+            }
+            let copy: *mut () = if below == 0 {
+                let mut copy = Leaf::try_new(&self.account).ok_or(NoMemory)?;
+                // SAFETY: P1, by the caller's guard.
+                unsafe { shared.leaf() }.copy_into(&mut copy);
+                Box::into_raw(copy).cast()
+            } else {
+                let copy = Directory::try_new(below - 1, &self.account).ok_or(NoMemory)?;
+                // SAFETY: as above.
+                unsafe { shared.directory() }.copy_into(&copy);
+                Box::into_raw(copy).cast()
+            };
             slot.store(Link(copy));
-        } else {
-            self.release(Link(copy), below);
         }
+        // P6.
+        if !planted("no_shootdown_of_copied_table") {
+            self.shootdown.invalidate();
+        }
+        self.release(shared, below);
         Ok(())
     }
 }
@@ -288,6 +320,32 @@ fn visit(
     }
 }
 
+/// An address of the first leaf in a range that may not be changed.
+fn first_shared(
+    directory: &Directory,
+    base: u64,
+    is_shared: bool,
+    within: &Range<u64>,
+) -> Option<u64> {
+    let bytes = directory.slot_bytes();
+    directory
+        .touched(base, within.start, within.end)
+        .find_map(|index| {
+            let low = base + index as u64 * bytes;
+            let link = directory.slots[index].load();
+            let is_shared = is_shared || link.is_shared();
+            if link.is_none() {
+                None
+            } else if directory.below == 0 {
+                is_shared.then_some(low.max(within.start))
+            } else {
+                // SAFETY: P1, by the caller's guard.
+                let directory = unsafe { link.directory() };
+                first_shared(directory, low, is_shared, within)
+            }
+        })
+}
+
 /// The part of a range that the leaf at `low` maps: its address, and its entries.
 fn part(low: u64, within: &Range<u64>) -> (u64, Range<usize>) {
     let from = within.start.saturating_sub(low) >> PAGE_SHIFT;
@@ -304,7 +362,7 @@ mod tests {
     use crate::backend::{Inheritance, Inherited};
 
     fn tables(domain: &Domain) -> Tables {
-        Tables::try_new(1 << 47, 1 << 20, domain).unwrap()
+        Tables::try_new(1 << 47, 1 << 20, domain, &Arc::default()).unwrap()
     }
 
     /// Puts in guard pages: entries without frames.
@@ -422,6 +480,68 @@ mod tests {
         drop(child);
         domain.synchronize(None).unwrap();
         assert_eq!(domain.stats().pending_objects, 0);
+    }
+
+    const EVERYTHING: [Inherited; 1] = [Inherited {
+        start: 0,
+        end: 1 << 47,
+        how: Inheritance::Everything,
+    }];
+
+    /// P6: else the parent, alone with the table, changes it while an access of the child's is still in it.
+    #[test]
+    fn a_copied_table_is_let_go_of_after_the_accesses_in_it() {
+        let domain = Domain::default();
+        let shootdown = Arc::<Shootdown>::default();
+        let parent = tables(&domain);
+        let child = Tables::try_new(1 << 47, 1 << 20, &domain, &shootdown).unwrap();
+        fill(&parent, &[0x1000]);
+        let mut plan = Plan::new(&EVERYTHING, false);
+        parent.share(&child, &mut plan).unwrap();
+        let shared = parent.root.slot(0x1000).load();
+        // SAFETY: P1: the parent's link stays.
+        let is_sole = || unsafe { shared.head(parent.root.below) }.is_sole();
+        let mut accessing = shootdown.register();
+        std::thread::scope(|scope| {
+            let access = accessing.enter();
+            let copier = scope.spawn(|| child.own_leaf(0x2000).map(|_| ()).unwrap());
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            assert!(!is_sole(), "an access may be in it");
+            drop(access);
+            copier.join().unwrap();
+            assert!(is_sole());
+        });
+    }
+
+    /// P5: else the parent, alone with the table, changes it while it is copied.
+    #[test]
+    fn a_link_stays_while_what_it_leads_to_is_copied() {
+        let domain = Domain::default();
+        let (parent, child) = (tables(&domain), tables(&domain));
+        fill(&parent, &[0x1000]);
+        let mut plan = Plan::new(&EVERYTHING, false);
+        parent.share(&child, &mut plan).unwrap();
+        let slot = child.root.slot(0x1000);
+        let all = Hole {
+            low: 0,
+            start: 0,
+            end: 1 << 47,
+            high: u64::MAX,
+        };
+        std::thread::scope(|scope| {
+            let copying = child.root.copying.lock();
+            let unmap = scope.spawn(|| detach(&child, all));
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            assert!(slot.load().is_shared(), "it's being copied");
+            drop(copying);
+            unmap.join().unwrap();
+        });
+        assert!(slot.load().is_none());
+        // A copier that comes late finds it gone.
+        let stale = parent.root.slot(0x1000).load();
+        assert!(stale.is_shared());
+        child.own(&child.root, slot, stale).unwrap();
+        assert!(slot.load().is_none());
     }
 
     /// What a child doesn't inherit isn't there, and tables with both are copied.
