@@ -80,14 +80,13 @@ impl Owed {
     }
 
     /// One ticket for some ranges.
-    fn enter(&self, new: impl Iterator<Item = Range<u64>>) -> Result<u64, NoMemory> {
+    fn enter(&self, new: impl Iterator<Item = Range<u64>> + Clone) -> Result<u64, NoMemory> {
         let mut ranges = self.ranges.lock();
         let ticket = ranges.next;
+        let count = new.clone().count();
+        ranges.list.try_reserve(count).map_err(|_| NoMemory)?;
         ranges.next += 1;
-        for range in new {
-            ranges.list.try_reserve(1).map_err(|_| NoMemory)?;
-            ranges.list.push((ticket, range));
-        }
+        ranges.list.extend(new.map(|range| (ticket, range)));
         self.count.store(ranges.list.len(), Ordering::Release);
         Ok(ticket)
     }
@@ -102,9 +101,13 @@ impl Owed {
 /// Whose old pages may be in use until the call returns.
 fn outdated(change: &PageChange) -> Option<Range<u64>> {
     match *change {
-        PageChange::Zap { start, end } => Some(start..end),
         PageChange::Move { from, len, .. } => Some(from..from + len),
-        _ => None,
+        PageChange::Zap { start, end }
+        | PageChange::Discard { start, end }
+        | PageChange::Guard { start, end }
+        | PageChange::Protect { start, end } => Some(start..end),
+        // Guard pages have no translations.
+        PageChange::Unguard { .. } => None,
     }
 }
 
@@ -344,7 +347,8 @@ fn copy_pinned(parent: &Paged, child: &State, at: u64) -> Result<(), NoMemory> {
     let Some(page) = (unsafe { entry.share() }) else {
         return Ok(());
     };
-    let copy = parent.frames.allocate().map(|mut new| {
+    let new = parent.pending.until_some(|| parent.frames.allocate());
+    let copy = new.map(|mut new| {
         page.bytes().copy_to(&mut new);
         Entry::of(new.filled(), Kind::Anon, true)
     });
