@@ -228,6 +228,8 @@ struct Inner {
     /// Starts of the mappings that keep a gap free below them, ascending: a search passes over all that lies in such a
     /// gap, which the index alone doesn't tell.
     guarded: Vec<u64>,
+    /// Files and owners have been told of the mappings that are there, and are told when the space goes.
+    is_told: bool,
 }
 
 impl Inner {
@@ -311,6 +313,7 @@ impl<B: Backend> AddressSpace<B> {
                 start_stack: None,
                 mdwe: MdweFlags::empty(),
                 guarded: Vec::new(),
+                is_told: true,
             }),
             config: ArcSwap::new(config),
             identities: Mutex::new(ids),
@@ -528,6 +531,9 @@ impl<B: Backend> Drop for AddressSpace<B> {
     /// Lets go of files and owners: each mapping that is left counts as removed.
     fn drop(&mut self) {
         let inner = self.inner.get_mut();
+        if !inner.is_told {
+            return;
+        }
         let view = self.core.tree.locked(&inner.writer);
         for entry in view.iter(0) {
             if entry.value.is_shared_maywrite()
