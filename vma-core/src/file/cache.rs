@@ -1,6 +1,7 @@
 //! The page cache of a file: which of its pages have a frame.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -95,7 +96,11 @@ impl PageCache {
         if !has_page(object, pgoff) {
             return FilePage::BeyondEnd;
         }
-        found(pages.entry(pgoff).or_insert(Page::Frame(new)))
+        match pages.entry(pgoff) {
+            // The new one goes when the lock is free again.
+            Entry::Occupied(page) => found(page.get()),
+            Entry::Vacant(place) => found(place.insert(Page::Frame(new))),
+        }
     }
 
     /// Those of some pages that have a frame, and lie before the end.
