@@ -207,7 +207,6 @@ pub trait Backend: Sized + Send + Sync + 'static {
 }
 
 /// Pages of a file that mappings must let go of.
-#[derive(Debug)]
 pub struct FileUnmap<'f> {
     /// The file.
     pub file: &'f FileObject,
@@ -217,6 +216,19 @@ pub struct FileUnmap<'f> {
     pub end: u64,
     /// Private copies of them as well.
     pub copies: bool,
+    /// Whether one of the pages is mapped at an address. Since the mapping was looked up something else may have been mapped there. To
+    /// be asked under the lock under which the page is taken out.
+    pub is_shown: &'f dyn Fn(u64) -> bool,
+}
+
+impl fmt::Debug for FileUnmap<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FileUnmap")
+            .field("start", &self.start)
+            .field("end", &self.end)
+            .field("copies", &self.copies)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Backend for () {
