@@ -228,7 +228,7 @@ impl FileObject {
     fn remove_pages(&self, range: Range<u64>, copies: bool) {
         let leaving = self.pages().begin_removal(range.clone());
         self.unmap_pages(range, copies);
-        self.pages().finish(leaving);
+        drop(leaving);
     }
 
     /// Takes pages out of all mappings.

@@ -338,22 +338,34 @@ pub(super) fn dup(parent: &Paged, child: &Paged, ranges: &[Inherited]) -> Result
     if !planted("no_shootdown_of_dup") {
         from.shootdown.invalidate();
     }
-    let copied = plan.pinned().iter().map(|at| copy_pinned(parent, to, *at));
-    let copied = copied.fold(Ok(()), Result::and);
-    result.and(copied)
+    plan.pinned()
+        .iter()
+        .fold(result, |so_far, at| copy_pinned(parent, to, *at, so_far))
 }
 
-/// A pinned page stays the parent's, the child gets a copy (C17).
-fn copy_pinned(parent: &Paged, child: &State, at: u64) -> Result<(), NoMemory> {
+/// A pinned page stays the parent's, the child gets a copy (C17), unless it won't live.
+fn copy_pinned(
+    parent: &Paged,
+    child: &State,
+    at: u64,
+    so_far: Result<(), NoMemory>,
+) -> Result<(), NoMemory> {
     let Some(from) = parent.state().tables.leaf(at) else {
-        return Ok(());
+        return so_far;
     };
-    let entry = from.leaf.lock().entry(index(at));
-    // SAFETY: F2: nobody takes private pages out while the parent is copied, but its files, of what no pin keeps.
-    let Some(page) = (unsafe { entry.share() }) else {
-        return Ok(());
+    let (entry, page) = {
+        let leaf = from.leaf.lock();
+        let entry = leaf.entry(index(at));
+        // SAFETY: F2: in the table, under its lock. A file may take it out later.
+        (entry, unsafe { entry.share() })
     };
-    let new = parent.pending.until_some(|| parent.frames.allocate());
+    let Some(page) = page else {
+        return so_far;
+    };
+    let allocate = || parent.frames.allocate();
+    let new = so_far
+        .ok()
+        .and_then(|()| parent.pending.until_some(allocate));
     let copy = new.map(|mut new| {
         page.bytes().copy_to(&mut new);
         Entry::of(new.filled(), Kind::Anon, true)
