@@ -168,7 +168,7 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// was prepared and not made.
     fn finish(&self, taken: Self::Taken);
 
-    /// Makes a page accessible. The caller has a guard of the space's domain, or the space's lock.
+    /// Makes a page accessible. The caller has a guard of the space's domain.
     ///
     /// # Errors
     /// The signal that the access gets.
@@ -200,7 +200,7 @@ pub trait Backend: Sized + Send + Sync + 'static {
     fn unmap_removed(&self, start: u64, end: u64);
 
     /// Waits until no access uses what calls have taken out so far, whether or not they have waited for it themselves. Called by
-    /// a file that lets go of pages: a mapping that it no longer finds may have shown them.
+    /// a file that lets go of pages: a mapping that it no longer finds may have shown them; and for a call that finds done what it is to do.
     fn settle(&self);
 
     /// What shared anonymous memory is made of.
@@ -210,7 +210,6 @@ pub trait Backend: Sized + Send + Sync + 'static {
 }
 
 /// Pages of a file that mappings must let go of.
-#[derive(Debug)]
 pub struct FileUnmap<'f> {
     /// The file.
     pub file: &'f FileObject,
@@ -220,6 +219,19 @@ pub struct FileUnmap<'f> {
     pub end: u64,
     /// Private copies of them as well.
     pub copies: bool,
+    /// Whether one of the pages is mapped at an address. Since the mapping was looked up something else may have been mapped there. To
+    /// be asked under the lock under which the page is taken out.
+    pub is_shown: &'f dyn Fn(u64) -> bool,
+}
+
+impl fmt::Debug for FileUnmap<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FileUnmap")
+            .field("start", &self.start)
+            .field("end", &self.end)
+            .field("copies", &self.copies)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Backend for () {

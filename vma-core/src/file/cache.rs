@@ -1,6 +1,7 @@
 //! The page cache of a file: which of its pages have a frame.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -38,8 +39,21 @@ pub(crate) enum FilePage {
     OutOfMemory,
 }
 
-/// Pages on their way out of the cache, in order.
-pub(crate) struct Leaving(Vec<(u64, Frame)>);
+/// Pages on their way out of the cache, in order. When it's dropped no mapping shows them any more, or whoever took them out has
+/// panicked, and they are gone all the same: else faults would wait for ever.
+pub(crate) struct Leaving<'c> {
+    cache: &'c PageCache,
+    pages: Vec<(u64, Frame)>,
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        let mut pages = self.cache.pages.write();
+        for (pgoff, _) in &self.pages {
+            pages.remove(pgoff);
+        }
+    }
+}
 
 impl fmt::Debug for PageCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -95,7 +109,11 @@ impl PageCache {
         if !has_page(object, pgoff) {
             return FilePage::BeyondEnd;
         }
-        found(pages.entry(pgoff).or_insert(Page::Frame(new)))
+        match pages.entry(pgoff) {
+            // The new one goes when the lock is free again.
+            Entry::Occupied(page) => found(page.get()),
+            Entry::Vacant(place) => found(place.insert(Page::Frame(new))),
+        }
     }
 
     /// Those of some pages that have a frame, and lie before the end.
@@ -120,8 +138,8 @@ impl PageCache {
         }
     }
 
-    /// Marks pages as leaving. Faults find nothing in their place until [`finish`](Self::finish).
-    pub(super) fn begin_removal(&self, range: Range<u64>) -> Leaving {
+    /// Marks pages as leaving. Faults find nothing in their place until the result is dropped.
+    pub(super) fn begin_removal(&self, range: Range<u64>) -> Leaving<'_> {
         let mut leaving = Vec::new();
         let mut pages = self.pages.write();
         for (pgoff, page) in pages.range_mut(range) {
@@ -130,18 +148,11 @@ impl PageCache {
                 leaving.push((*pgoff, frame));
             }
         }
-        Leaving(leaving)
-    }
-
-    /// No mapping shows them any more.
-    pub(super) fn finish(&self, leaving: Leaving) {
-        {
-            let mut pages = self.pages.write();
-            for (pgoff, _) in &leaving.0 {
-                pages.remove(pgoff);
-            }
+        drop(pages);
+        Leaving {
+            cache: self,
+            pages: leaving,
         }
-        drop(leaving);
     }
 }
 

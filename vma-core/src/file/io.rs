@@ -200,10 +200,13 @@ impl FileObject {
         if whole.start < whole.end {
             self.remove_pages(whole, false);
         }
-        for (pgoff, range) in by_page(offset, end.min(self.len())) {
-            if range.len() < PAGE
-                && let Some(frame) = self.pages().get(pgoff)
-            {
+        // What lies in pages of which only a part goes: the first and the last, at most.
+        let end = end.min(self.len());
+        let tail = (end - end % page).max(offset);
+        let head = offset.checked_next_multiple_of(page);
+        let head = head.map_or(tail, |head| head.min(tail));
+        for (pgoff, range) in by_page(offset, head).chain(by_page(tail, end)) {
+            if let Some(frame) = self.pages().get(pgoff) {
                 frame.bytes().fill(range.start, range.len(), 0);
             }
         }
@@ -225,7 +228,7 @@ impl FileObject {
     fn remove_pages(&self, range: Range<u64>, copies: bool) {
         let leaving = self.pages().begin_removal(range.clone());
         self.unmap_pages(range, copies);
-        self.pages().finish(leaving);
+        drop(leaving);
     }
 
     /// Takes pages out of all mappings.

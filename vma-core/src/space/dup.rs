@@ -186,6 +186,8 @@ impl<B: Backend> WriteGuard<'_, B> {
         let followed = Followed::of(&entries);
         let parent = self.inner();
         let inner = child.inner.get_mut();
+        // A child that fails half-way goes as it came.
+        inner.is_told = false;
         inner.guarded = entries
             .iter()
             .filter(|(_, vma)| vma.start_gap() > 0)
@@ -196,6 +198,7 @@ impl<B: Backend> WriteGuard<'_, B> {
         inner.totals = totals;
         built.map_err(|_| PublishError::NoMemory)?;
         self.copy_pages(&mut child, &ranges)?;
+        child.inner.get_mut().is_told = true;
         self.after.tell(followed.hooks);
         for file in followed.writable {
             file.count_writable(1);
@@ -225,6 +228,8 @@ impl<B: Backend> WriteGuard<'_, B> {
     /// As there.
     pub fn dup(&mut self) -> Result<AddressSpace<B>, DupError> {
         let space = self.space;
+        // What was taken out may be what copies need.
+        self.after.finish(space);
         self.copy(Copying::Fork, || space.core.backend.dup())
     }
 

@@ -2,7 +2,7 @@
 //! identity that a first write gives to a private mapping ([`crate::anon`]).
 
 use parking_lot::Mutex;
-use vma_rcu::reclaim::Reader;
+use vma_rcu::reclaim::{Domain, Reader};
 use vma_rcu::shootdown::AccessorId;
 use vma_rcu::tree::View;
 
@@ -160,6 +160,7 @@ pub(super) struct Pager<'a, B> {
     ids: &'a Mutex<AnonIds>,
     pages: Pages,
     backend: &'a B,
+    domain: &'a Domain,
 }
 
 impl<'a, B: Backend> Pager<'a, B> {
@@ -221,8 +222,10 @@ impl<'a, B: Backend> Pager<'a, B> {
                 .first_missing(vma, start, end)
                 .map_or(Ok(()), |missing| Err(FaultError::BeyondEnd(missing)));
         }
+        let reader = self.domain.register();
         let mut at = start;
         while at < end {
+            let _guard = reader.pin();
             let fault = Fault {
                 addr: self.pages.floor(at),
                 access,
@@ -389,6 +392,7 @@ impl<B: Backend> AddressSpace<B> {
             ids: &self.identities,
             pages: inner.config.pages(),
             backend: &self.core.backend,
+            domain: self.domain(),
         })
     }
 }
@@ -401,6 +405,7 @@ impl<B: Backend> WriteGuard<'_, B> {
             ids: &space.identities,
             pages: config.pages(),
             backend: &space.core.backend,
+            domain: space.domain(),
         }
     }
 
@@ -446,6 +451,8 @@ impl<B: Backend> WriteGuard<'_, B> {
         let end = addr
             .checked_add(len.max(1))
             .ok_or(FaultError::Unmapped(addr))?;
+        // What was taken out may be what is needed.
+        self.after.finish(self.space);
         let mut at = addr;
         while at < end {
             if self.find(at).is_none() {

@@ -102,6 +102,8 @@ pub(super) struct After<B: Backend> {
     changed: bool,
     /// What calls have taken out.
     taken: SmallVec<[B::Taken; 1]>,
+    /// A call found nothing to change: others may have done it, and not be through.
+    settle: bool,
     /// Few spaces have any.
     work: Option<Box<Work>>,
 }
@@ -112,6 +114,7 @@ impl<B: Backend> Default for After<B> {
         After {
             changed: false,
             taken: SmallVec::new(),
+            settle: false,
             work: None,
         }
     }
@@ -144,6 +147,9 @@ impl<B: Backend> After<B> {
     pub(super) fn finish(&mut self, space: &AddressSpace<B>) {
         for taken in self.taken.drain(..) {
             space.core.backend.finish(taken);
+        }
+        if mem::take(&mut self.settle) {
+            space.core.backend.settle();
         }
     }
 
@@ -220,6 +226,11 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
         if B::ACTIVE && !(changes.windows.is_empty() && changes.pages.is_empty()) {
             self.commit_with_pages(changes)
         } else {
+            if B::ACTIVE {
+                // What it asks for holds when it returns, whoever did it (C3).
+                self.after.settle = true;
+                self.after.changed = true;
+            }
             if let Some(followed) = self.publish(changes)? {
                 self.follow(*followed);
             }
@@ -412,5 +423,106 @@ impl<B: Backend> Drop for WriteGuard<'_, B> {
         drop(self.inner.take());
         drop(self.held.take());
         self.after.run(self.space);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests may")]
+mod tests {
+    use super::*;
+    use crate::backend::paged::{Accessor, Paged};
+    use crate::{Advice, Domain, MapFlags, MapRequest, Prot};
+
+    const PAGE: u64 = 4096;
+    const RW: Prot = Prot::READ.union(Prot::WRITE);
+
+    fn space() -> AddressSpace<Paged> {
+        let config = SpaceConfig::default();
+        AddressSpace::with_backend(config, &Domain::default(), Paged::default()).unwrap()
+    }
+
+    /// Makes a call, and what is left of it when it has let the lock go.
+    fn begin(
+        space: &AddressSpace<Paged>,
+        call: impl FnOnce(&mut WriteGuard<'_, Paged>),
+    ) -> After<Paged> {
+        let mut guard = space.write();
+        call(&mut guard);
+        mem::take(&mut guard.after)
+    }
+
+    /// While one call has still to wait for accesses, another of the same page comes, and returns: the old page is out of use then.
+    #[track_caller]
+    fn overtakes(
+        first: impl FnOnce(&mut WriteGuard<'_, Paged>, u64),
+        second: impl FnOnce(&AddressSpace<Paged>, u64),
+        check: impl FnOnce(&mut Accessor<'_>, u64),
+    ) {
+        let space = space();
+        let addr = space.map(&MapRequest::anonymous(2 * PAGE, RW)).unwrap();
+        let mut cpu = space.accessor();
+        cpu.store_u8(addr, 1).unwrap();
+        cpu.store_u8(addr + PAGE, 1).unwrap();
+        let mut after = begin(&space, |guard| first(guard, addr));
+        second(&space, addr);
+        check(&mut cpu, addr);
+        after.run(&space);
+    }
+
+    fn discard(guard: &mut WriteGuard<'_, Paged>, addr: u64) {
+        guard.advise(addr, PAGE, Advice::DONTNEED).unwrap();
+    }
+
+    fn map(space: &AddressSpace<Paged>, addr: u64) {
+        let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS | MapFlags::FIXED;
+        let request = MapRequest {
+            addr,
+            flags,
+            ..MapRequest::anonymous(PAGE, RW)
+        };
+        space.map(&request).unwrap();
+    }
+
+    #[test]
+    fn an_unmap_after_another_returns_when_the_pages_are_out_of_use() {
+        overtakes(
+            |guard, addr| guard.unmap(addr, PAGE).unwrap(),
+            |space, addr| space.unmap(addr, PAGE).unwrap(),
+            |cpu, addr| assert!(cpu.load_u8(addr).is_err()),
+        );
+    }
+
+    #[test]
+    fn a_protect_after_another_returns_when_the_rights_are_out_of_use() {
+        overtakes(
+            |guard, addr| guard.protect(addr, PAGE, Prot::READ).unwrap(),
+            |space, addr| space.protect(addr, PAGE, Prot::READ).unwrap(),
+            |cpu, addr| assert!(cpu.store_u8(addr, 2).is_err()),
+        );
+    }
+
+    #[test]
+    fn an_unmap_after_a_discard_returns_when_the_page_is_out_of_use() {
+        overtakes(
+            discard,
+            |space, addr| space.unmap(addr, PAGE).unwrap(),
+            |cpu, addr| assert!(cpu.load_u8(addr).is_err()),
+        );
+    }
+
+    #[test]
+    fn a_map_after_a_discard_returns_when_the_page_is_out_of_use() {
+        overtakes(discard, map, |cpu, addr| {
+            assert_eq!(cpu.load_u8(addr), Ok(0));
+        });
+    }
+
+    #[test]
+    fn a_map_over_guard_pages_returns_when_what_was_there_is_out_of_use() {
+        overtakes(
+            |guard, addr| guard.advise(addr, PAGE, Advice::GUARD_INSTALL).unwrap(),
+            map,
+            |cpu, addr| assert_eq!(cpu.load_u8(addr), Ok(0)),
+        );
     }
 }

@@ -168,6 +168,8 @@ impl<B: Backend> Core<B> {
                     start: from.max(start),
                     end: to.min(end),
                     copies: true,
+                    // The space's lock is held.
+                    is_shown: &|_| true,
                 });
             }
         }
@@ -180,9 +182,16 @@ impl<B: Backend> Mapper for Core<B> {
         fence(Ordering::SeqCst);
         let reader = self.tree.domain().register();
         let guard = reader.pin();
+        // The record may have been replaced by another that shows the page as well.
+        let is_shown = |addr: u64| {
+            self.tree.find(addr, &guard).is_some_and(|entry| {
+                let page = (addr - entry.start) / PAGE as u64;
+                let pgoff = entry.value.pgoff().wrapping_add(page);
+                shows(entry.value, file) && pages.contains(&pgoff)
+            })
+        };
         for entry in self.tree.iter(0, &guard) {
-            let shown = entry.value.file().filter(|_| !entry.value.is_anonymous());
-            if shown.is_some_and(|shown| std::ptr::eq(&raw const **shown.object(), file))
+            if shows(entry.value, file)
                 && let Some((start, end)) = part_of(entry.start, entry.end, entry.value, &pages)
             {
                 self.backend.unmap_file(&FileUnmap {
@@ -190,12 +199,19 @@ impl<B: Backend> Mapper for Core<B> {
                     start,
                     end,
                     copies,
+                    is_shown: &is_shown,
                 });
             }
         }
         drop(guard);
         self.backend.settle();
     }
+}
+
+/// Whether a mapping shows pages of a file, or copies of them.
+fn shows(vma: &Vma, file: &FileObject) -> bool {
+    let shown = vma.file().filter(|_| !vma.is_anonymous());
+    shown.is_some_and(|shown| std::ptr::eq(&raw const **shown.object(), file))
 }
 
 /// The part of a mapping that shows some of these pages of its file.
@@ -233,6 +249,8 @@ struct Inner {
     /// Starts of the mappings that keep a gap free below them, ascending: a search passes over all that lies in such a
     /// gap, which the index alone doesn't tell.
     guarded: Vec<u64>,
+    /// Files and owners have been told of the mappings that are there, and are told when the space goes.
+    is_told: bool,
 }
 
 impl Inner {
@@ -314,6 +332,7 @@ impl<B: Backend> AddressSpace<B> {
             start_stack: None,
             mdwe: MdweFlags::empty(),
             guarded: Vec::new(),
+            is_told: true,
         };
         AddressSpace {
             core: Arc::new(Core { tree, backend }),
@@ -534,6 +553,9 @@ impl<B: Backend> Drop for AddressSpace<B> {
     /// Lets go of files and owners: each mapping that is left counts as removed.
     fn drop(&mut self) {
         let inner = self.inner.get_mut();
+        if !inner.is_told {
+            return;
+        }
         let view = self.core.tree.locked(&inner.writer);
         for entry in view.iter(0) {
             if entry.value.is_shared_maywrite()

@@ -336,8 +336,8 @@ impl Accessor<'_> {
         let now = self.space.find(page, &guard);
         let is_attached = now.is_some_and(|now| std::ptr::eq(now.vma(), vma.vma()));
         let shared = vma.flags().contains(VmaFlags::SHARED);
-        let is_own = !seen.is_shared && entry.is_owned();
-        let does = is_own || (shared && access != Access::Write);
+        // A table that is shared has only private pages, which aren't the mapping's own; or it's another space's alone by now.
+        let does = !seen.is_shared && (entry.is_owned() || (shared && access != Access::Write));
         if !is_attached || vma.vma().is_gated() || !access.is_allowed(vma.flags()) || !does {
             return Ok(None);
         }

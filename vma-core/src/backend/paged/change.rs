@@ -11,7 +11,7 @@ use vma_rcu::sync::{Mutex, planted};
 use super::entry::{Entry, Kind};
 use super::pending::{Announced, Pending};
 use super::table::{Detached, Hole, LEAF_BYTES, NoMemory, Plan, Relocation, index};
-use super::{FileUnmap, Inherited, PageChange, Paged, State};
+use super::{FileUnmap, Inherited, PAGE, PageChange, Paged, State};
 use crate::error::PublishError;
 
 impl From<NoMemory> for PublishError {
@@ -80,14 +80,13 @@ impl Owed {
     }
 
     /// One ticket for some ranges.
-    fn enter(&self, new: impl Iterator<Item = Range<u64>>) -> Result<u64, NoMemory> {
+    fn enter(&self, new: impl Iterator<Item = Range<u64>> + Clone) -> Result<u64, NoMemory> {
         let mut ranges = self.ranges.lock();
         let ticket = ranges.next;
+        let count = new.clone().count();
+        ranges.list.try_reserve(count).map_err(|_| NoMemory)?;
         ranges.next += 1;
-        for range in new {
-            ranges.list.try_reserve(1).map_err(|_| NoMemory)?;
-            ranges.list.push((ticket, range));
-        }
+        ranges.list.extend(new.map(|range| (ticket, range)));
         self.count.store(ranges.list.len(), Ordering::Release);
         Ok(ticket)
     }
@@ -102,9 +101,13 @@ impl Owed {
 /// Whose old pages may be in use until the call returns.
 fn outdated(change: &PageChange) -> Option<Range<u64>> {
     match *change {
-        PageChange::Zap { start, end } => Some(start..end),
         PageChange::Move { from, len, .. } => Some(from..from + len),
-        _ => None,
+        PageChange::Zap { start, end }
+        | PageChange::Discard { start, end }
+        | PageChange::Guard { start, end }
+        | PageChange::Protect { start, end } => Some(start..end),
+        // Guard pages have no translations.
+        PageChange::Unguard { .. } => None,
     }
 }
 
@@ -198,17 +201,18 @@ pub(super) fn commit(
                     .detach(hole, &mut taken.detached, &mut make_room);
             }
             PageChange::Discard { start, end } => {
-                take(state, start, end, &mut taken.detached, |entry| {
+                take(state, start, end, &mut taken.detached, |_, entry| {
                     !entry.is_guard()
                 });
             }
             PageChange::Unguard { start, end } => {
-                take(state, start, end, &mut taken.detached, Entry::is_guard);
+                take(state, start, end, &mut taken.detached, |_, entry| {
+                    entry.is_guard()
+                });
             }
             PageChange::Guard { start, end } => {
-                exchange(state, start, end, Entry::GUARD, &mut taken.detached, |_| {
-                    true
-                });
+                let detached = &mut taken.detached;
+                exchange(state, start, end, Entry::GUARD, detached, |_, _| true);
             }
             PageChange::Move { .. } => {
                 let Some(relocation) = relocations.next() else {
@@ -261,13 +265,13 @@ fn let_go(state: &State, detached: &mut Detached) {
     state.tables.let_go(detached);
 }
 
-/// Takes out the entries of a range that `which` says.
+/// Takes out the entries of a range that `which` says, by address.
 fn take(
     state: &State,
     start: u64,
     end: u64,
     detached: &mut Detached,
-    which: impl Fn(Entry) -> bool,
+    which: impl Fn(u64, Entry) -> bool,
 ) {
     exchange(state, start, end, Entry::NONE, detached, which);
 }
@@ -279,16 +283,18 @@ fn exchange(
     end: u64,
     new: Entry,
     detached: &mut Detached,
-    which: impl Fn(Entry) -> bool,
+    which: impl Fn(u64, Entry) -> bool,
 ) {
-    state.tables.for_each(start, end, |seen, _, mut range| {
+    state.tables.for_each(start, end, |seen, at, mut range| {
         // What calls change was made the space's own. Files have nothing in tables that are shared.
         if seen.is_shared {
             return;
         }
+        let first = range.start;
+        let which = |index: usize, entry| which(at + ((index - first) * PAGE) as u64, entry);
         loop {
             detached.make_room(range.len());
-            detached.exchange(seen.leaf, &mut range, new, &which);
+            detached.exchange(seen.leaf, &mut range, new, which);
             if range.is_empty() {
                 return;
             }
@@ -301,8 +307,9 @@ fn exchange(
 pub(super) fn unmap_file(state: &State, unmap: &FileUnmap<'_>) {
     let mut detached = Detached::default();
     let copies = unmap.copies;
-    take(state, unmap.start, unmap.end, &mut detached, |entry| {
-        entry.head().is_some() && (copies || entry.kind() != Kind::Anon)
+    take(state, unmap.start, unmap.end, &mut detached, |at, entry| {
+        let is_shown = entry.head().is_some() && (copies || entry.kind() != Kind::Anon);
+        is_shown && (planted("no_revalidation") || (unmap.is_shown)(at))
     });
     if !detached.is_empty() {
         let_go(state, &mut detached);
@@ -312,7 +319,9 @@ pub(super) fn unmap_file(state: &State, unmap: &FileUnmap<'_>) {
 /// See [`Backend::unmap_removed`](super::super::Backend::unmap_removed).
 pub(super) fn unmap_removed(state: &State, start: u64, end: u64) {
     let mut detached = Detached::default();
-    take(state, start, end, &mut detached, Entry::is_removed);
+    take(state, start, end, &mut detached, |_, entry| {
+        entry.is_removed()
+    });
     if !detached.is_empty() {
         let_go(state, &mut detached);
     }
@@ -329,22 +338,35 @@ pub(super) fn dup(parent: &Paged, child: &Paged, ranges: &[Inherited]) -> Result
     if !planted("no_shootdown_of_dup") {
         from.shootdown.invalidate();
     }
-    let copied = plan.pinned().iter().map(|at| copy_pinned(parent, to, *at));
-    let copied = copied.fold(Ok(()), Result::and);
-    result.and(copied)
+    plan.pinned()
+        .iter()
+        .fold(result, |so_far, at| copy_pinned(parent, to, *at, so_far))
 }
 
-/// A pinned page stays the parent's, the child gets a copy (C17).
-fn copy_pinned(parent: &Paged, child: &State, at: u64) -> Result<(), NoMemory> {
+/// A pinned page stays the parent's, the child gets a copy (C17), unless it won't live.
+fn copy_pinned(
+    parent: &Paged,
+    child: &State,
+    at: u64,
+    so_far: Result<(), NoMemory>,
+) -> Result<(), NoMemory> {
     let Some(from) = parent.state().tables.leaf(at) else {
-        return Ok(());
+        return so_far;
     };
-    let entry = from.leaf.lock().entry(index(at));
-    // SAFETY: F2: nobody takes private pages out while the parent is copied, but its files, of what no pin keeps.
-    let Some(page) = (unsafe { entry.share() }) else {
-        return Ok(());
+    let (entry, page) = {
+        let leaf = from.leaf.lock();
+        let entry = leaf.entry(index(at));
+        // SAFETY: F2: in the table, under its lock. A file may take it out later.
+        (entry, unsafe { entry.share() })
     };
-    let copy = parent.frames.allocate().map(|mut new| {
+    let Some(page) = page else {
+        return so_far;
+    };
+    let allocate = || parent.frames.allocate();
+    let new = so_far
+        .ok()
+        .and_then(|()| parent.pending.until_some(allocate));
+    let copy = new.map(|mut new| {
         page.bytes().copy_to(&mut new);
         Entry::of(new.filled(), Kind::Anon, true)
     });
@@ -358,4 +380,59 @@ fn copy_pinned(parent: &Paged, child: &State, at: u64) -> Result<(), NoMemory> {
     // SAFETY: F2: just taken out of tables that nobody uses yet.
     drop(unsafe { gone.take() });
     Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests may")]
+mod tests {
+    use super::*;
+    use crate::{
+        AccessMode, AddressSpace, Domain, FileKind, FileObject, MapFlags, MapRequest, OpenFile,
+        Prot, SpaceConfig,
+    };
+
+    /// Hazard 2: what was mapped since the mapping was looked up isn't the file's.
+    #[test]
+    fn truncation_leaves_what_was_mapped_since_in_place_of_the_file() {
+        const AT: u64 = 0x4000_0000;
+        let config = SpaceConfig::default();
+        let space =
+            AddressSpace::with_backend(config, &Domain::default(), Paged::default()).unwrap();
+        let object = FileObject::builder(FileKind::Shmem, "f")
+            .len(2 * LEAF_BYTES)
+            .build();
+        let file = OpenFile::new(object, AccessMode::ReadWrite);
+        let map = |addr, len, file: Option<Arc<OpenFile>>| {
+            let kind = match file {
+                Some(_) => MapFlags::empty(),
+                None => MapFlags::ANONYMOUS,
+            };
+            let request = MapRequest {
+                addr,
+                flags: MapFlags::PRIVATE | MapFlags::FIXED | kind,
+                file,
+                ..MapRequest::anonymous(len, Prot::READ | Prot::WRITE)
+            };
+            space.map(&request).unwrap();
+        };
+        map(AT, 2 * LEAF_BYTES, Some(file.clone()));
+        let mut cpu = space.accessor();
+        cpu.store_u8(AT, 1).unwrap();
+        cpu.store_u8(AT + LEAF_BYTES, 1).unwrap();
+        std::thread::scope(|scope| {
+            let reader = space.register();
+            let guard = reader.pin();
+            let first = space.backend().state().tables.leaf(AT).unwrap();
+            let locked = first.leaf.lock();
+            let truncation = scope.spawn(|| file.truncate(0).unwrap());
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            // It has found the mapping by now, and waits for the first table.
+            map(AT + LEAF_BYTES, LEAF_BYTES, None);
+            cpu.store_u8(AT + LEAF_BYTES, 7).unwrap();
+            drop((locked, guard));
+            truncation.join().unwrap();
+        });
+        assert_eq!(cpu.load_u8(AT + LEAF_BYTES), Ok(7));
+        assert!(cpu.load_u8(AT).is_err());
+    }
 }

@@ -167,7 +167,8 @@ impl AddressSpace<Paged> {
             // SAFETY: F3, F4: the state keeps a handle for as long as its tables.
             let entry = unsafe { Entry::borrowed(head.into(), flags.contains(VmaFlags::SHARED)) };
             let _faulting = state.faults.read();
-            let leaf = state.tables.own_leaf(at);
+            // The leaf is the space's own: that stays while the space's lock is held.
+            let leaf = state.walk(|| state.tables.own_leaf(at));
             let mut leaf = leaf
                 .map_err(|NoMemory| InsertError::OutOfMemory(at))?
                 .lock();

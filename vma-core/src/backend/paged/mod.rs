@@ -62,7 +62,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use vma_rcu::percpu_rwsem::PercpuRwSemaphore;
-use vma_rcu::reclaim::Domain;
+use vma_rcu::reclaim::{Domain, Reader};
 use vma_rcu::shootdown::Shootdown;
 use vma_rcu::sync::Mutex;
 use vma_rcu::sync::atomic::{AtomicUsize, Ordering};
@@ -207,6 +207,14 @@ impl State {
 }
 
 impl State {
+    /// Does something to tables while the space's lock is held, either side. Faults put copies in place of tables that are shared, and
+    /// with the last link to one it's freed a grace period later, so that a guard is needed as well.
+    fn walk<R>(&self, f: impl FnOnce() -> R) -> R {
+        let reader = self.tables.may_share().then(|| self.domain.register());
+        let _guard = reader.as_ref().map(Reader::pin);
+        f()
+    }
+
     /// Keeps a handle.
     fn keep(&self, frames: &DeviceFrames) -> Result<(), NoMemory> {
         let mut devices = self.devices.lock();
@@ -245,7 +253,8 @@ impl Backend for Paged {
         changes: &[PageChange],
         mapped: &[Range<u64>],
     ) -> Result<Taken, PublishError> {
-        let taken = change::prepare(self.state(), changes, mapped);
+        let state = self.state();
+        let taken = state.walk(|| change::prepare(state, changes, mapped));
         taken.map_err(PublishError::from)
     }
 
@@ -255,7 +264,8 @@ impl Backend for Paged {
         taken: &mut Taken,
         hole: &dyn Fn(u64, u64) -> (u64, u64),
     ) {
-        change::commit(self.state(), changes, taken, hole);
+        let state = self.state();
+        state.walk(|| change::commit(state, changes, taken, hole));
         if taken.holds_frames() {
             taken.announce(&self.pending);
         }
@@ -275,8 +285,9 @@ impl Backend for Paged {
         {
             return true;
         }
-        let looked = self.state().tables.look(addr);
-        looked.is_some_and(|(_, entry)| entry.head().is_some())
+        let state = self.state();
+        let looked = state.walk(|| state.tables.look(addr).map(|(_, entry)| entry));
+        looked.is_some_and(|entry| entry.head().is_some())
     }
 
     fn dup(&self) -> Result<Self, PublishError> {
@@ -299,7 +310,8 @@ impl Backend for Paged {
     }
 
     fn unmap_removed(&self, start: u64, end: u64) {
-        change::unmap_removed(self.state(), start, end);
+        let state = self.state();
+        state.walk(|| change::unmap_removed(state, start, end));
     }
 
     fn settle(&self) {
@@ -310,7 +322,8 @@ impl Backend for Paged {
     }
 
     fn unmap_file(&self, unmap: &FileUnmap<'_>) {
-        change::unmap_file(self.state(), unmap);
+        let state = self.state();
+        state.walk(|| change::unmap_file(state, unmap));
     }
 
     fn shared_memory(&self, builder: FileObjectBuilder) -> FileObjectBuilder {

@@ -62,12 +62,12 @@ impl Detached {
         }
     }
 
-    /// Takes the entries that `which` says out of a leaf, or as many as there is room for: the rest of the range is left.
+    /// Takes the entries that `which` says, by place and entry and under the leaf's lock, out of a leaf, or as many as there is room for: the rest of the range is left.
     pub(in super::super) fn take(
         &mut self,
         leaf: &Leaf,
         range: &mut Range<usize>,
-        which: impl Fn(Entry) -> bool,
+        which: impl Fn(usize, Entry) -> bool,
     ) {
         self.exchange(leaf, range, Entry::NONE, which);
     }
@@ -78,7 +78,7 @@ impl Detached {
         leaf: &Leaf,
         range: &mut Range<usize>,
         new: Entry,
-        which: impl Fn(Entry) -> bool,
+        which: impl Fn(usize, Entry) -> bool,
     ) {
         let mut leaf = leaf.lock();
         if leaf.is_empty() && new.is_none() {
@@ -86,7 +86,7 @@ impl Detached {
         }
         while range.start < range.end && self.entries.len() < self.entries.capacity() {
             let old = leaf.entry(range.start);
-            if old != new && which(old) {
+            if old != new && which(range.start, old) {
                 leaf.replace(range.start, new);
                 if !old.is_none() {
                     self.entries.push(old);
@@ -257,7 +257,7 @@ fn detach_below(
             if into.links.len() == into.links.capacity() {
                 make_room(into);
             }
-            into.links.push((slot.take(), directory.below));
+            into.push_link(slot.take(), directory.below);
             continue;
         }
         debug_assert!(!link.is_shared(), "edges were made the space's own");
@@ -270,10 +270,10 @@ fn detach_below(
         // SAFETY: as above.
         let leaf = unsafe { link.leaf() };
         let (_, mut range) = part(low, &(hole.start..hole.end));
-        into.take(leaf, &mut range, |_| true);
+        into.take(leaf, &mut range, |_, _| true);
         while !range.is_empty() {
             make_room(into);
-            into.take(leaf, &mut range, |_| true);
+            into.take(leaf, &mut range, |_, _| true);
         }
     }
 }

@@ -43,6 +43,7 @@
 //! * **P3** A leaf's counters are the numbers of its entries of each kind.
 //! * **P4** A table that several links lead to has only links that say SHARED, and is changed by nobody, but that private pages
 //!   in it are marked as no longer owned.
+//! * **P5** A table is copied under its lock for copying, with the space's link to it in place: so nobody has it alone meanwhile.
 
 mod detach;
 mod directory;
@@ -56,6 +57,7 @@ use std::ops::Range;
 use std::ptr;
 
 use vma_rcu::reclaim::{Domain, Limbo};
+use vma_rcu::sync::atomic::{AtomicBool, Ordering};
 use vma_rcu::sync::{Arc, planted};
 
 pub(super) use self::detach::{Detached, Hole};
@@ -107,6 +109,9 @@ pub(super) struct Tables {
     directories: Limbo<Directory>,
     domain: Domain,
     account: Arc<Account>,
+    /// Some may be shared, so that faults exchange them. Changed with the space's lock held exclusively, or before there is one; read
+    /// with either side: relaxed does.
+    shares: AtomicBool,
 }
 
 // SAFETY: P1: what slots lead to belongs to the tables, or is shared as P4 says; entries are frames that any thread may use.
@@ -128,10 +133,18 @@ impl Tables {
             directories: Limbo::try_new(domain)?,
             domain: domain.clone(),
             account,
+            shares: AtomicBool::new(false),
         })
     }
 
-    /// The leaf for `addr`, if there is one. The caller has a guard of the domain, or the space's lock exclusively.
+    /// Whether some may be shared. Who has the space's lock, either side, needs a guard only if so: faults under a guard alone put
+    /// copies in place of shared tables.
+    pub(super) fn may_share(&self) -> bool {
+        self.shares.load(Ordering::Relaxed)
+    }
+
+    /// The leaf for `addr`, if there is one. The caller has a guard of the domain, or the space's lock and nothing is
+    /// [shared](Self::may_share).
     pub(super) fn leaf(&self, addr: u64) -> Option<Seen<'_>> {
         let mut directory = &*self.root;
         let mut is_shared = false;
@@ -195,13 +208,13 @@ impl Tables {
 
     /// Makes the tables that there are in a range this space's alone. The caller as for [`own_leaf`](Self::own_leaf).
     pub(super) fn own_range(&self, start: u64, end: u64) -> Result<(), NoMemory> {
-        let mut result = Ok(());
-        self.for_each(start, end, |seen, at, _| {
-            if seen.is_shared && result.is_ok() {
-                result = self.own_leaf(at).map(|_| ());
-            }
-        });
-        result
+        let mut at = start;
+        // Looked for anew each time: what leads to the next one may have been exchanged on the way to this one.
+        while let Some(shared) = first_shared(&self.root, 0, false, &(at..end)) {
+            self.own_leaf(shared)?;
+            at = (shared / LEAF_BYTES + 1) * LEAF_BYTES;
+        }
+        Ok(())
     }
 
     /// The leaves that there are, in order, with the part of the range that each maps: address, and entries.
@@ -363,6 +376,32 @@ fn visit(
         let leaf = unsafe { link.leaf() };
         f(Seen { leaf, is_shared }, at, range);
     }
+}
+
+/// An address of the first leaf in a range that may not be changed.
+fn first_shared(
+    directory: &Directory,
+    base: u64,
+    is_shared: bool,
+    within: &Range<u64>,
+) -> Option<u64> {
+    let bytes = directory.slot_bytes();
+    directory
+        .touched(base, within.start, within.end)
+        .find_map(|index| {
+            let low = base + index as u64 * bytes;
+            let link = directory.slots[index].load();
+            let is_shared = is_shared || link.is_shared();
+            if link.is_none() {
+                None
+            } else if directory.below == 0 {
+                is_shared.then_some(low.max(within.start))
+            } else {
+                // SAFETY: P1, by the caller's guard.
+                let directory = unsafe { link.directory() };
+                first_shared(directory, low, is_shared, within)
+            }
+        })
 }
 
 /// The part of a range that the leaf at `low` maps: its address, and its entries.

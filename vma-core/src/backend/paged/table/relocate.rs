@@ -166,7 +166,7 @@ impl Tables {
         }
         match below {
             Some(below) => self
-                .own_slot(addr, below, &mut Spares::default())
+                .own_directory(addr, below, &mut Spares::default())
                 .map(|_| ()),
             None => self.own_leaf(addr).map(|_| ()),
         }
@@ -195,15 +195,20 @@ impl Tables {
         Ok(())
     }
 
-    /// The slot for an address in its directory with `below`; on the way tables are made, of spare ones first, and made the space's
+    /// The directory with `below` for an address; on the way tables are made, of spare ones first, and made the space's
     /// own.
-    fn own_slot(&self, addr: u64, below: u32, spares: &mut Spares) -> Result<&Slot, NoMemory> {
+    fn own_directory(
+        &self,
+        addr: u64,
+        below: u32,
+        spares: &mut Spares,
+    ) -> Result<&Directory, NoMemory> {
         let mut directory = &*self.root;
         loop {
-            let slot = directory.slot(addr);
             if directory.below == below {
-                return Ok(slot);
+                return Ok(directory);
             }
+            let slot = directory.slot(addr);
             let link = slot.load();
             if link.is_none() {
                 self.link_spare(slot, directory.below, spares)?;
@@ -268,9 +273,12 @@ impl Tables {
         if link.is_none() {
             return false;
         }
-        match self.own_slot(step.target, below, spares) {
+        match self.own_directory(step.target, below, spares) {
             // What maps nothing may be in the way.
-            Ok(slot) => detached.push_link(slot.replace(link), below),
+            Ok(directory) => {
+                let slot = directory.slot(step.target);
+                detached.push_link(slot.replace(link), below);
+            }
             // There are tables, or spare ones, by `prepare_relocation`; were there none, the pages would be lost, and not leaked.
             Err(NoMemory) => detached.push_link(link, below),
         }
@@ -306,7 +314,7 @@ impl Tables {
     }
 
     fn own_leaf_with(&self, addr: u64, spares: &mut Spares) -> Result<&Leaf, NoMemory> {
-        let slot = self.own_slot(addr, 0, spares)?;
+        let slot = self.own_directory(addr, 0, spares)?.slot(addr);
         if slot.load().is_none() {
             self.link_spare(slot, 0, spares)?;
         }

@@ -1,5 +1,7 @@
 //! What a child gets of its parent's tables.
 
+use vma_rcu::sync::atomic::Ordering;
+
 use super::directory::Directory;
 use super::link::Link;
 use super::{NoMemory, PAGE_SHIFT, Tables, part};
@@ -71,6 +73,9 @@ impl Tables {
         child: &Tables,
         plan: &mut Plan<'_>,
     ) -> Result<(), NoMemory> {
+        for tables in [self, child] {
+            tables.shares.store(true, Ordering::Relaxed);
+        }
         self.share_below(child, &self.root, &child.root, 0, plan)
     }
 
