@@ -276,6 +276,7 @@ fn by_populated(
     bar: &ProgressBar,
     report: &mut Report,
 ) -> Result<(), R1Error> {
+    // One less than a prime: the order of the parts depends on it.
     const PARTS: u64 = 4;
     bed.grow(bytes)?;
     let pages = bytes / PAGE;
@@ -286,7 +287,8 @@ fn by_populated(
     let count = series.len();
     for repetition in 0..repetitions {
         for turn in 0..count {
-            let part = (turn + repetition) % count;
+            // Each comes after each of the others as often: what one leaves behind isn't always the same one's to bear.
+            let part = (turn * (1 + repetition % (count - 1)) + repetition) % count;
             let hold = bed.once(Way::Detached, bytes, populated(part))?.hold;
             series[part].1.push(hold.as_nanos() as f64);
             bar.inc(plan::weight(bytes));
