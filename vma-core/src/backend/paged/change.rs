@@ -57,7 +57,7 @@ impl fmt::Debug for Taken {
 #[derive(Default)]
 pub(super) struct Owed {
     /// Entries of `ranges`. Added to before the publish, so that who finds the mapping gone finds this; taken from, with release,
-    /// after the shootdown. Loads acquire.
+    /// after the shootdown. Loads acquire. Model: `a_new_mapping_waits_for_accesses_that_an_earlier_call_owes`.
     count: AtomicUsize,
     ranges: Mutex<Ranges>,
 }
@@ -120,7 +120,7 @@ pub(super) fn prepare(
 ) -> Result<Taken, NoMemory> {
     let tables = &state.tables;
     let mut taken = Taken::default();
-    if state.owed.is_any() {
+    if state.owed.is_any() && !planted("no_look_at_owed") {
         let mut ranges = changes.iter().map(range_of).chain(mapped.iter().cloned());
         taken.pending = ranges.any(|range| state.owed.overlaps(&range));
     }

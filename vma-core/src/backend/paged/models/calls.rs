@@ -1,5 +1,6 @@
 //! Faults and accesses against calls that take the mapping away.
 
+use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
 
 use super::{Cpu, NEW, NOTHING, ONE_LEVEL, World, model, page};
@@ -129,6 +130,35 @@ fn a_fault_of_the_old_mapping_puts_nothing_into_the_new_one() {
         assert_eq!(cpu.load(page(0)), Some(0));
         old.join().unwrap();
         drop((cpu, space));
+        world.end();
+    });
+}
+
+/// One call has taken a page out and not waited for the accesses yet. Another one maps the range anew, and has returned: then
+/// nobody uses the old page any more.
+#[test]
+fn a_new_mapping_waits_for_accesses_that_an_earlier_call_owes() {
+    model(Some(4), || {
+        let mut world = World::new();
+        let space = world.space(ONE_LEVEL);
+        let mut cpu = Cpu::new(&space);
+        assert!(cpu.store(page(0), 1));
+        let mapped = std::sync::Arc::new(AtomicBool::new(false));
+        let accessor = {
+            let mapped = mapped.clone();
+            thread::spawn(move || {
+                let is_new = mapped.load(Ordering::Acquire);
+                let seen = cpu.load(page(0));
+                assert!(!(is_new && seen == Some(1)), "the old page");
+            })
+        };
+        let first = space.unmap(page(0), page(1), (0, u64::MAX), NOTHING);
+        let second = space.unmap(page(0), page(1), (0, u64::MAX), NEW);
+        space.finish(second);
+        mapped.store(true, Ordering::Release);
+        space.finish(first);
+        accessor.join().unwrap();
+        drop(space);
         world.end();
     });
 }

@@ -4,12 +4,13 @@ use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
 
 use super::{Cpu, ONE_LEVEL, Space, TWO_LEVELS, World, model, page};
+use crate::backend::paged::FrameAllocator as _;
 use crate::space::Access;
 
 /// One frame is put in, and counted once; the other one goes back. Whoever finds it finds it filled.
 #[test]
 fn two_faults_make_one_page() {
-    model(None, || {
+    model(Some(4), || {
         let mut world = World::new();
         let space = world.space(ONE_LEVEL);
         let mut cpu = Cpu::new(&space);
@@ -74,6 +75,23 @@ fn a_copied_page_is_out_of_use_before_the_first_store() {
         reader.join().unwrap();
         assert_eq!(child.content(page(0)), Some(1));
         drop((space, child));
+        world.end();
+    });
+}
+
+/// Two references, in two threads: all uses come before the frame goes back.
+#[test]
+fn a_frame_goes_back_after_its_last_use() {
+    model(None, || {
+        let world = World::new();
+        let frame = world.frames.allocate().unwrap().zeroed();
+        let other = {
+            let frame = frame.clone();
+            thread::spawn(move || frame.bytes().write(0, &[1; 8]))
+        };
+        frame.bytes().write(0, &[2; 8]);
+        drop(frame);
+        other.join().unwrap();
         world.end();
     });
 }

@@ -9,7 +9,7 @@ use super::{Cpu, NOTHING, ONE_LEVEL, TWO_LEVELS, World, model, page};
 /// Two threads of a parent make a shared directory their own while the child, which shares it too, ends.
 #[test]
 fn a_directory_is_copied_while_its_last_link_goes() {
-    model(None, || {
+    model(Some(4), || {
         let mut world = World::new();
         let parent = world.space(TWO_LEVELS);
         assert!(Cpu::new(&parent).store(page(0), 1));
@@ -28,6 +28,33 @@ fn a_directory_is_copied_while_its_last_link_goes() {
         assert_eq!(parent.content(page(0)), Some(1));
         assert_eq!(world.live(), 1);
         parent.check();
+        drop(parent);
+        world.end();
+    });
+}
+
+/// The same while the child has ended, and the range is unmapped in which the late one faults.
+#[test]
+fn a_directory_is_copied_while_its_range_is_unmapped() {
+    model(Some(3), || {
+        let mut world = World::new();
+        let parent = world.space(TWO_LEVELS);
+        assert!(Cpu::new(&parent).store(page(0), 1));
+        let first = world.fork(&parent);
+        // So that what is in the directory is shared one by one.
+        parent.paged.state().tables.own_leaf(page(4)).unwrap();
+        let child = world.fork(&parent);
+        drop(first);
+        let late = {
+            let parent = parent.clone();
+            thread::spawn(move || parent.fault(page(0), Access::Write))
+        };
+        drop(child);
+        let taken = parent.unmap(0, TWO_LEVELS, (0, u64::MAX), NOTHING);
+        parent.finish(taken);
+        late.join().unwrap();
+        assert_eq!(parent.content(page(0)), None);
+        assert_eq!(world.live(), 0);
         drop(parent);
         world.end();
     });
