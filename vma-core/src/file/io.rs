@@ -21,13 +21,16 @@ use parking_lot::Mutex;
 
 use super::cache::FilePage;
 use super::{FileKind, FileObject, FileSizeError, OpenFile, Seals};
-use crate::backend::paged::PAGE;
+use crate::backend::paged::{Frame, PAGE};
 use crate::error::Errno;
 
 /// A space, as a file sees it that it maps.
 pub(crate) trait Mapper: Send + Sync {
     /// Lets go of the file's pages in this range of offsets; of private copies as well, if told.
     fn unmap_pages(&self, file: &FileObject, pages: Range<u64>, copies: bool);
+
+    /// Takes a private huge page away from children that still show their parent's; `frame` is one of it.
+    fn rob_heirs(&self, file: &FileObject, pages: Range<u64>, frame: &Frame);
 }
 
 /// Spaces that map a file, or have mapped it. A superset of those that do: a space comes in before its first mapping of the file
@@ -196,12 +199,14 @@ impl FileObject {
         }
         let page = PAGE as u64;
         let end = offset.saturating_add(len);
-        let whole = offset.div_ceil(page)..end / page;
+        // What goes as a whole; of the rest bytes become 0.
+        let unit = self.huge().map_or(1, |huge| huge.page_size() / page);
+        let whole = offset.div_ceil(page * unit) * unit..end / (page * unit) * unit;
         if whole.start < whole.end {
-            self.remove_pages(whole, false);
+            self.remove_pages(whole.clone(), false);
         }
         for (pgoff, range) in by_page(offset, end.min(self.len())) {
-            if range.len() < PAGE
+            if !whole.contains(&pgoff)
                 && let Some(frame) = self.pages().get(pgoff)
             {
                 frame.bytes().fill(range.start, range.len(), 0);
@@ -228,14 +233,23 @@ impl FileObject {
         self.pages().finish(leaving);
     }
 
+    fn known_mappers(&self) -> Vec<Arc<dyn Mapper>> {
+        let mut known = self.mappers().0.lock();
+        known.forget_dead();
+        known.spaces.values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// There is no huge page for a parent's copy: children let go of the page that it shares with them. Source:
+    /// `unmap_ref_private()`.
+    pub(crate) fn rob_heirs(&self, pages: Range<u64>, frame: &Frame) {
+        for mapper in self.known_mappers() {
+            mapper.rob_heirs(self, pages.clone(), frame);
+        }
+    }
+
     /// Takes pages out of all mappings.
     fn unmap_pages(&self, range: Range<u64>, copies: bool) {
-        let mappers: Vec<_> = {
-            let mut known = self.mappers().0.lock();
-            known.forget_dead();
-            known.spaces.values().filter_map(Weak::upgrade).collect()
-        };
-        for mapper in mappers {
+        for mapper in self.known_mappers() {
             mapper.unmap_pages(self, range.clone(), copies);
         }
     }

@@ -9,6 +9,7 @@ use vma_rcu::sync::atomic::{AtomicUsize, Ordering};
 use vma_rcu::sync::{Mutex, planted};
 
 use super::entry::{Entry, Kind};
+use super::huge;
 use super::pending::{Announced, Pending};
 use super::table::{Detached, Hole, LEAF_BYTES, NoMemory, Plan, Relocation, index};
 use super::{FileUnmap, Inherited, PageChange, Paged, State};
@@ -298,15 +299,18 @@ fn exchange(
 }
 
 /// See [`Backend::unmap_file`](super::super::Backend::unmap_file).
-pub(super) fn unmap_file(state: &State, unmap: &FileUnmap<'_>) {
+pub(super) fn unmap_file(state: &State, unmap: &FileUnmap<'_>) -> bool {
     let mut detached = Detached::default();
     let copies = unmap.copies;
     take(state, unmap.start, unmap.end, &mut detached, |entry| {
-        entry.head().is_some() && (copies || entry.kind() != Kind::Anon)
+        let concerns = unmap.only.is_none_or(|frame| huge::shows(entry, frame));
+        entry.head().is_some() && (copies || !entry.is_private()) && concerns
     });
-    if !detached.is_empty() {
+    let found = !detached.is_empty();
+    if found {
         let_go(state, &mut detached);
     }
+    found
 }
 
 /// See [`Backend::unmap_removed`](super::super::Backend::unmap_removed).
@@ -340,6 +344,9 @@ fn copy_pinned(parent: &Paged, child: &State, at: u64) -> Result<(), NoMemory> {
         return Ok(());
     };
     let entry = from.leaf.lock().entry(index(at));
+    if entry.is_huge() {
+        return huge::copy_pinned(from.leaf, child, at);
+    }
     // SAFETY: F2: nobody takes private pages out while the parent is copied, but its files, of what no pin keeps.
     let Some(page) = (unsafe { entry.share() }) else {
         return Ok(());

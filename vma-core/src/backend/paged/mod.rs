@@ -5,7 +5,7 @@
 //! | `frame` | 4 KiB of memory with a count of references; where they come from ([`FrameAllocator`]) |
 //! | `pool` | the default allocator ([`FramePool`]) |
 //! | `entry`, `table` | page tables |
-//! | `fault` | how a page comes into being |
+//! | `fault`, `huge` | how a page comes into being, and a huge one |
 //! | `change` | what calls do to pages: zap, move, guard |
 //! | `access` | loads and stores ([`Accessor`]) |
 //!
@@ -46,6 +46,8 @@ mod entry;
 mod fault;
 #[expect(unsafe_code, reason = "memory that guests share")]
 mod frame;
+#[expect(unsafe_code, reason = "frames in blocks")]
+mod huge;
 #[expect(unsafe_code, reason = "memory of the operating system")]
 mod mapping;
 mod pending;
@@ -268,6 +270,7 @@ impl Backend for Paged {
 
     fn is_resident(&self, addr: u64, vma: &Vma, pgoff: u64) -> bool {
         if let Some(file) = vma.file().filter(|_| !vma.is_anonymous())
+            && file.object().huge().is_none()
             && file.object().pages().contains(pgoff)
         {
             return true;
@@ -306,8 +309,8 @@ impl Backend for Paged {
         }
     }
 
-    fn unmap_file(&self, unmap: &FileUnmap<'_>) {
-        change::unmap_file(self.state(), unmap);
+    fn unmap_file(&self, unmap: &FileUnmap<'_>) -> bool {
+        change::unmap_file(self.state(), unmap)
     }
 
     fn shared_memory(&self, builder: FileObjectBuilder) -> FileObjectBuilder {
