@@ -190,9 +190,15 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// Memory ran out; the parent is as it was, and the child will be dropped.
     fn dup_pages(&self, child: &Self, ranges: &[Inherited]) -> Result<(), PublishError>;
 
-    /// Lets go of a file's pages; whether there were any. Called by the file, with no lock of the space's held, under a guard of its
-    /// domain.
-    fn unmap_file(&self, unmap: &FileUnmap<'_>) -> bool;
+    /// Lets go of a file's pages. Called by the file, with no lock of the space's held, under a guard of its domain.
+    fn unmap_file(&self, unmap: &FileUnmap<'_>);
+
+    /// Lets go of what a range shows of the huge page that a frame is part of, for its owner; whether there was something. Called as
+    /// [`unmap_file`](Self::unmap_file).
+    fn unmap_huge(&self, start: u64, end: u64, part: &paged::Frame) -> bool {
+        let _ = (start, end, part);
+        false
+    }
 
     /// The same for those pages of a range that their file has let go of already, whichever file that is.
     fn unmap_removed(&self, start: u64, end: u64);
@@ -218,8 +224,6 @@ pub struct FileUnmap<'f> {
     pub end: u64,
     /// Private copies of them as well.
     pub copies: bool,
-    /// Of those only what is part of the same huge page as this.
-    pub only: Option<&'f paged::Frame>,
 }
 
 impl Backend for () {
@@ -255,9 +259,7 @@ impl Backend for () {
         Ok(())
     }
 
-    fn unmap_file(&self, _unmap: &FileUnmap<'_>) -> bool {
-        false
-    }
+    fn unmap_file(&self, _unmap: &FileUnmap<'_>) {}
 
     fn unmap_removed(&self, _start: u64, _end: u64) {}
 

@@ -86,6 +86,10 @@ impl PageCache {
         if let Some(page) = self.pages.read().get(&pgoff) {
             return found(page);
         }
+        if object.huge().is_some() {
+            // Faults alone make huge pages.
+            return FilePage::OutOfMemory;
+        }
         let Some(new) = self.allocator().allocate() else {
             return FilePage::OutOfMemory;
         };

@@ -200,7 +200,7 @@ impl FileObject {
         let page = PAGE as u64;
         let end = offset.saturating_add(len);
         // What goes as a whole; of the rest bytes become 0.
-        let unit = self.huge().map_or(1, |huge| huge.page_size() / page);
+        let unit = self.huge_unit();
         let whole = offset.div_ceil(page * unit) * unit..end / (page * unit) * unit;
         if whole.start < whole.end {
             self.remove_pages(whole.clone(), false);
@@ -218,13 +218,19 @@ impl FileObject {
     /// Pages beyond a new, smaller length go; the rest of the last one is zeroed.
     pub(super) fn cut_pages(&self, len: u64) {
         let page = PAGE as u64;
-        self.remove_pages(len.div_ceil(page)..u64::MAX, true);
+        let unit = self.huge_unit();
+        self.remove_pages(len.div_ceil(page * unit) * unit..u64::MAX, true);
         let tail = (len % page) as usize;
         if tail > 0
             && let Some(frame) = self.pages().get(len / page)
         {
             frame.bytes().fill(tail, PAGE - tail, 0);
         }
+    }
+
+    /// Pages that only go together.
+    fn huge_unit(&self) -> u64 {
+        self.huge().map_or(1, |huge| huge.page_size() / PAGE as u64)
     }
 
     fn remove_pages(&self, range: Range<u64>, copies: bool) {

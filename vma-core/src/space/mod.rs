@@ -163,7 +163,6 @@ impl<B: Backend> Core<B> {
                     start: from.max(start),
                     end: to.min(end),
                     copies: true,
-                    only: None,
                 });
             }
         }
@@ -186,7 +185,6 @@ impl<B: Backend> Mapper for Core<B> {
                     start,
                     end,
                     copies,
-                    only: None,
                 });
             }
         }
@@ -202,13 +200,7 @@ impl<B: Backend> Mapper for Core<B> {
                 && std::ptr::eq(&raw const **shown.object(), file)
                 && shown.owned_huge().is_none()
                 && let Some((start, end)) = part_of(entry.start, entry.end, entry.value, &pages)
-                && self.backend.unmap_file(&FileUnmap {
-                    file,
-                    start,
-                    end,
-                    copies: true,
-                    only: Some(frame),
-                })
+                && self.backend.unmap_huge(start, end, frame)
             {
                 shown.set_robbed();
             }

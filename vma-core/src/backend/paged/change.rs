@@ -1,5 +1,6 @@
 //! What calls do to pages.
 
+use std::cell::Cell;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use vma_rcu::sync::atomic::{AtomicUsize, Ordering};
 use vma_rcu::sync::{Mutex, planted};
 
 use super::entry::{Entry, Kind};
+use super::frame::Frame;
 use super::huge;
 use super::pending::{Announced, Pending};
 use super::table::{Detached, Hole, LEAF_BYTES, NoMemory, Plan, Relocation, index};
@@ -299,27 +301,36 @@ fn exchange(
 }
 
 /// See [`Backend::unmap_file`](super::super::Backend::unmap_file).
-pub(super) fn unmap_file(state: &State, unmap: &FileUnmap<'_>) -> bool {
-    let mut detached = Detached::default();
+pub(super) fn unmap_file(state: &State, unmap: &FileUnmap<'_>) {
     let copies = unmap.copies;
-    take(state, unmap.start, unmap.end, &mut detached, |entry| {
-        let concerns = unmap.only.is_none_or(|frame| huge::shows(entry, frame));
-        entry.head().is_some() && (copies || !entry.is_private()) && concerns
+    take_now(state, unmap.start, unmap.end, |entry| {
+        entry.head().is_some() && (copies || !entry.is_private())
     });
-    let found = !detached.is_empty();
-    if found {
-        let_go(state, &mut detached);
-    }
-    found
+}
+
+/// See [`Backend::unmap_huge`](super::super::Backend::unmap_huge).
+pub(super) fn unmap_huge(state: &State, start: u64, end: u64, part: &Frame) -> bool {
+    take_now(state, start, end, |entry| huge::shows(entry, part))
 }
 
 /// See [`Backend::unmap_removed`](super::super::Backend::unmap_removed).
 pub(super) fn unmap_removed(state: &State, start: u64, end: u64) {
+    take_now(state, start, end, Entry::is_removed);
+}
+
+/// Takes out the entries that `which` says, and lets go of them; whether there were any.
+fn take_now(state: &State, start: u64, end: u64, which: impl Fn(Entry) -> bool) -> bool {
     let mut detached = Detached::default();
-    take(state, start, end, &mut detached, Entry::is_removed);
+    let found = Cell::new(false);
+    take(state, start, end, &mut detached, |entry| {
+        let takes = which(entry);
+        found.set(found.get() || takes);
+        takes
+    });
     if !detached.is_empty() {
         let_go(state, &mut detached);
     }
+    found.get()
 }
 
 /// See [`Backend::dup_pages`](super::super::Backend::dup_pages).

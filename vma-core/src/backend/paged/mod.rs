@@ -309,8 +309,12 @@ impl Backend for Paged {
         }
     }
 
-    fn unmap_file(&self, unmap: &FileUnmap<'_>) -> bool {
-        change::unmap_file(self.state(), unmap)
+    fn unmap_file(&self, unmap: &FileUnmap<'_>) {
+        change::unmap_file(self.state(), unmap);
+    }
+
+    fn unmap_huge(&self, start: u64, end: u64, part: &Frame) -> bool {
+        change::unmap_huge(self.state(), start, end, part)
     }
 
     fn shared_memory(&self, builder: FileObjectBuilder) -> FileObjectBuilder {

@@ -87,7 +87,7 @@ pub(super) fn parse<'r>(
         Some(Some(file)) => Some(file),
     };
     let (file, len) = if flags.contains(MapFlags::HUGETLB) {
-        let size = check_huge(flags, file.is_some())?;
+        let size = check_huge(config, flags, file.is_some())?;
         let len = request.len.wrapping_add(size - 1) & !(size - 1);
         if len == 0 {
             return Err(MapError::Empty);
@@ -146,12 +146,16 @@ pub(super) fn parse<'r>(
 }
 
 /// `MAP_HUGETLB` has to name a size that exists: bytes of a page.
-fn check_huge(flags: MapFlags, has_file: bool) -> Result<u64, MapError> {
-    match flags.bits() >> HUGE_SHIFT & 0x3f {
-        0 | 21 if !has_file => Ok(HUGE_PAGE),
-        30 if !has_file => Ok(GIGANTIC_PAGE),
-        _ => Err(MapError::BadType(flags.bits())),
+fn check_huge(config: &SpaceConfig, flags: MapFlags, has_file: bool) -> Result<u64, MapError> {
+    let size = match flags.bits() >> HUGE_SHIFT & 0x3f {
+        0 | 21 => HUGE_PAGE,
+        30 => GIGANTIC_PAGE,
+        _ => 0,
+    };
+    if has_file || size <= config.page_size {
+        return Err(MapError::BadType(flags.bits()));
     }
+    Ok(size)
 }
 
 /// The file that is behind `MAP_HUGETLB`. Source: `hugetlb_file_setup()`, `hugetlbfs_file_mmap()`.
