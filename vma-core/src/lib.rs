@@ -51,6 +51,7 @@ mod backend;
 mod error;
 mod file;
 mod flags;
+mod huge;
 mod limits;
 mod merge;
 mod space;
@@ -74,6 +75,7 @@ pub use crate::file::{
 pub use crate::flags::{
     Advice, LockAllFlags, LockFlags, MapFlags, MdweFlags, Prot, RemapFlags, SyncFlags, VmaFlags,
 };
+pub use crate::huge::{HugePool, HugePoolStats};
 pub use crate::limits::{
     ConfigError, Layout, Limits, Overcommit, Semantics, SpaceConfig, UNLIMITED,
 };

@@ -4,6 +4,7 @@
 
 use crate::addr::Pages;
 use crate::flags::VmaFlags;
+use crate::huge::HugePool;
 
 /// No limit (`RLIM_INFINITY`).
 pub const UNLIMITED: u64 = u64::MAX;
@@ -84,7 +85,7 @@ pub enum Semantics {
 /// };
 /// assert!(config.validate().is_ok());
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(
     clippy::struct_excessive_bools,
     reason = "independent switches of a kernel"
@@ -118,6 +119,9 @@ pub struct SpaceConfig {
     pub huge_pages: bool,
     /// Size of a transparent huge page, in bytes.
     pub huge_page_size: u64,
+    /// Where `MAP_HUGETLB` finds pages of 2 MiB; `None`: such a mapping is `ENOMEM`, as on a machine without any. Of
+    /// pages of 1 GiB there are none.
+    pub hugetlb: Option<HugePool>,
     /// Names of anonymous mappings (`PR_SET_VMA_ANON_NAME`) are built in.
     pub anon_names: bool,
     /// Mappings with one of these flags are unmapped with the space's lock held until their pages are gone, if there
@@ -148,6 +152,7 @@ impl Default for SpaceConfig {
             read_implies_exec: false,
             huge_pages: true,
             huge_page_size: 2 << 20,
+            hugetlb: None,
             anon_names: false,
             exclusive_unmap: VmaFlags::empty(),
             semantics: Semantics::Linux6_18,

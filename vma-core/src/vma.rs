@@ -1,6 +1,7 @@
 //! The record of one mapping.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use vma_rcu::sync::atomic::{AtomicBool, Ordering};
@@ -204,6 +205,15 @@ impl Vma {
         }
     }
 
+    /// Bytes of its pages, of a mapping of huge ones: it's split between them only.
+    pub(crate) fn huge_page_size(&self) -> Option<u64> {
+        if !self.flags.contains(VmaFlags::HUGETLB) {
+            return None;
+        }
+        let huge = self.file.as_ref()?.object().huge()?;
+        Some(huge.page_size())
+    }
+
     /// Who follows this mapping.
     pub(crate) fn hooks(&self) -> Option<&Arc<dyn MappingHooks>> {
         if let Some(file) = &self.file
@@ -288,6 +298,13 @@ impl<'a> Placed<'a> {
 
     pub(crate) fn flags(self) -> VmaFlags {
         self.vma.flags
+    }
+
+    /// The pages that it maps of a file of huge pages, by their number in it.
+    pub(crate) fn huge_pages(self) -> Option<Range<u64>> {
+        let unit = self.pages.count(self.vma.huge_page_size()?);
+        let first = self.vma.pgoff / unit;
+        Some(first..first + self.page_count() / unit)
     }
 
     /// The record of the part that begins at `addr`.

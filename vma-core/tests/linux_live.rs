@@ -3,7 +3,8 @@
 //!
 //! The kernel's side plays in a zone of a process that has a single thread and does nothing else: this test has no
 //! harness, and each sequence runs in a copy of the process that ends with it. The space is given the limits,
-//! capabilities and page size of that process. Where the kernel isn't 6.18, the tests say so and do nothing.
+//! capabilities and page size of that process. Where the kernel isn't 6.18, the tests say so and do nothing. Those with huge pages
+//! take some from the machine for as long as they run, and are skipped where it gives none.
 //!
 //! `VMA_LIVE_SEED` starts at another sequence than 0; `VMA_LIVE_SEQUENCES` makes more of them; with `VMA_LIVE_COUNTS`
 //! the results are counted by call.
@@ -22,9 +23,9 @@ use std::process::ExitCode;
 
 use vma_core::{AddressSpace, MdweFlags};
 
-use call::{Call, Mix, sequence, shortened};
+use call::{Call, HUGE_PAGE, Mix, in_huge_pages, sequence, shortened};
 use on_space::{Outcome, World, apply};
-use sys::{Ended, Facts, Kernel, Line};
+use sys::{Ended, Facts, Kernel, Line, MachinePool};
 
 /// Far from where the kernel puts anything by itself.
 const BASE: u64 = 0x10_0000_0000;
@@ -47,6 +48,8 @@ enum Setting {
     NoNewCode,
     /// `READ_IMPLIES_EXEC` of personality(2).
     ReadImpliesExec,
+    /// So many pages of 2 MiB, which most anonymous mappings ask for. With `faults` they are enough for all.
+    HugePages { pages: u64, faults: bool },
 }
 
 /// A kind of run.
@@ -68,7 +71,7 @@ const fn test(name: &'static str, sequences: u64, setting: Setting) -> Test {
     }
 }
 
-const TESTS: [Test; 7] = [
+const TESTS: [Test; 9] = [
     test("random_calls_have_the_kernels_results", 90, Setting::Plain),
     test(
         "random_calls_of_an_ordinary_user_have_the_kernels_results",
@@ -97,6 +100,22 @@ const TESTS: [Test; 7] = [
         "random_calls_where_reading_implies_executing_have_the_kernels_results",
         15,
         Setting::ReadImpliesExec,
+    ),
+    test(
+        "random_calls_on_huge_pages_have_the_kernels_results",
+        25,
+        Setting::HugePages {
+            pages: 400,
+            faults: true,
+        },
+    ),
+    test(
+        "random_calls_on_few_huge_pages_have_the_kernels_results",
+        40,
+        Setting::HugePages {
+            pages: 12,
+            faults: false,
+        },
     ),
     Test {
         ignored: true,
@@ -169,16 +188,16 @@ struct Difference {
 }
 
 impl Pair {
-    fn new(facts: &Facts) -> Self {
+    fn new(facts: &Facts, zone_page: u64) -> Self {
         let page = facts.config.page_size;
-        let zone = (BASE, BASE + ZONE_PAGES * page);
+        let zone = (BASE, BASE + ZONE_PAGES * zone_page);
         let kernel = Kernel::new(page, zone);
         kernel.reset_files();
         let (object, sealed) = kernel.objects();
         Pair {
             kernel,
             world: World::new(zone, &object, &sealed),
-            space: AddressSpace::new(facts.config).unwrap(),
+            space: AddressSpace::new(facts.config.clone()).unwrap(),
             outside_locked: false,
             compared: Counts::default(),
         }
@@ -211,7 +230,9 @@ impl Pair {
     /// The rest of the sequence in a real child on one side, in a child of the space on the other. Then the parents go on.
     fn run_child(&mut self, calls: &[Call], number: usize) -> Result<(), Difference> {
         let ended = sys::in_child(|| {
-            self.space = self.space.dup().unwrap();
+            let child = self.space.dup().unwrap();
+            // What it has reserved stays so.
+            let _parent = std::mem::replace(&mut self.space, child);
             self.outside_locked = false;
             self.compared = Counts::default();
             let result = self.compare_and_run(calls, number);
@@ -308,7 +329,11 @@ fn outcome_of(ended: Ended) -> Result<Counts, Difference> {
 fn run(test: &Test, calls: &[Call]) -> Result<Counts, Difference> {
     let ended = sys::in_child(|| {
         let facts = prepare(test);
-        let mut pair = Pair::new(&facts);
+        let zone_page = match test.setting {
+            Setting::HugePages { .. } => HUGE_PAGE,
+            _ => facts.config.page_size,
+        };
+        let mut pair = Pair::new(&facts, zone_page);
         if matches!(test.setting, Setting::NoNewCode) {
             pair.space.set_mdwe(MdweFlags::REFUSE_EXEC_GAIN).unwrap();
         }
@@ -322,7 +347,7 @@ fn run(test: &Test, calls: &[Call]) -> Result<Counts, Difference> {
 fn prepare(test: &Test) -> Facts {
     let page = Facts::of_this_process().config.page_size;
     match test.setting {
-        Setting::Plain => {}
+        Setting::Plain | Setting::HugePages { .. } => {}
         Setting::Ordinary { lockable_pages } => {
             sys::stop_being_root();
             sys::limit_locked_memory(lockable_pages * page);
@@ -377,13 +402,23 @@ fn number_from(variable: &str) -> Option<u64> {
 
 /// Runs a test; the error is what to print.
 fn perform(test: &Test) -> Result<String, String> {
+    let _pool = match test.setting {
+        Setting::HugePages { pages, .. } => match MachinePool::new(pages) {
+            Ok(pool) => Some(pool),
+            Err(why) => return Ok(format!("skipped: {why}")),
+        },
+        _ => None,
+    };
     let mix = mix(test);
     let first = number_from("VMA_LIVE_SEED").unwrap_or(0);
     let sequences = number_from("VMA_LIVE_SEQUENCES").unwrap_or(test.sequences);
     let mut compared = Counts::default();
     let mut failures = Vec::new();
     for seed in first..first + sequences {
-        let calls = sequence(&mix, seed);
+        let mut calls = sequence(&mix, seed);
+        if let Setting::HugePages { faults, .. } = test.setting {
+            calls = in_huge_pages(&calls, mix.page, seed, faults);
+        }
         match run(test, &calls) {
             Ok(more) => compared.add_all(more),
             Err(_) => failures.push(explain(test, seed, calls)),

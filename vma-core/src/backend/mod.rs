@@ -196,6 +196,13 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// Lets go of a file's pages. Called by the file, with no lock of the space's held, under a guard of its domain.
     fn unmap_file(&self, unmap: &FileUnmap<'_>);
 
+    /// Lets go of what a range shows of the huge page that a frame is part of, for its owner; whether there was something. Called as
+    /// [`unmap_file`](Self::unmap_file).
+    fn unmap_huge(&self, start: u64, end: u64, part: &paged::Frame) -> bool {
+        let _ = (start, end, part);
+        false
+    }
+
     /// The same for those pages of a range that their file has let go of already, whichever file that is.
     fn unmap_removed(&self, start: u64, end: u64);
 

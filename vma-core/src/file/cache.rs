@@ -100,6 +100,10 @@ impl PageCache {
         if let Some(page) = self.pages.read().get(&pgoff) {
             return found(page);
         }
+        if object.huge().is_some() {
+            // Faults alone make huge pages.
+            return FilePage::OutOfMemory;
+        }
         let Some(new) = self.allocator().allocate() else {
             return FilePage::OutOfMemory;
         };
@@ -153,6 +157,42 @@ impl PageCache {
             cache: self,
             pages: leaving,
         }
+    }
+
+    /// The frames of a huge page, which `make` allocates if it has none. The caller keeps others from making it.
+    pub(crate) fn get_or_make_huge<E>(
+        &self,
+        object: &FileObject,
+        range: Range<u64>,
+        make: impl FnOnce() -> Result<Vec<Frame>, E>,
+    ) -> Result<Option<Vec<Frame>>, E> {
+        let found = |pages: &BTreeMap<u64, Page>| {
+            let frames = pages.range(range.clone()).map(|(_, page)| match page {
+                Page::Frame(frame) => Some(frame.clone()),
+                Page::Leaving => None,
+            });
+            frames.collect::<Option<Vec<_>>>()
+        };
+        let count = (range.end - range.start) as usize;
+        match found(&self.pages.read()) {
+            Some(frames) if frames.is_empty() => {}
+            frames => return Ok(frames.filter(|frames| frames.len() == count)),
+        }
+        if !has_page(object, range.start) {
+            return Ok(None);
+        }
+        let frames = make()?;
+        let mut pages = self.pages.write();
+        for (pgoff, frame) in range.clone().zip(&frames) {
+            pages.insert(pgoff, Page::Frame(frame.clone()));
+        }
+        Ok(Some(frames))
+    }
+
+    /// Lets go of all pages of a file that nobody maps, nor can.
+    pub(super) fn clear(&self) {
+        let pages = std::mem::take(&mut *self.pages.write());
+        drop(pages);
     }
 }
 

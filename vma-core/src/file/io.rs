@@ -21,13 +21,16 @@ use parking_lot::Mutex;
 
 use super::cache::FilePage;
 use super::{FileKind, FileObject, FileSizeError, OpenFile, Seals};
-use crate::backend::paged::PAGE;
+use crate::backend::paged::{Frame, PAGE};
 use crate::error::Errno;
 
 /// A space, as a file sees it that it maps.
 pub(crate) trait Mapper: Send + Sync {
     /// Lets go of the file's pages in this range of offsets; of private copies as well, if told.
     fn unmap_pages(&self, file: &FileObject, pages: Range<u64>, copies: bool);
+
+    /// Takes a private huge page away from children that still show their parent's; `frame` is one of it.
+    fn rob_heirs(&self, file: &FileObject, pages: Range<u64>, frame: &Frame);
 }
 
 /// Spaces that map a file, or have mapped it. A superset of those that do: a space comes in before its first mapping of the file
@@ -196,16 +199,20 @@ impl FileObject {
         }
         let page = PAGE as u64;
         let end = offset.saturating_add(len);
-        let whole = offset.div_ceil(page)..end / page;
+        // What goes as a whole; of the rest bytes become 0.
+        let unit = self.huge_unit();
+        let whole = offset.div_ceil(page * unit) * unit..end / (page * unit) * unit;
         if whole.start < whole.end {
-            self.remove_pages(whole, false);
+            self.remove_pages(whole.clone(), false);
         }
-        // What lies in pages of which only a part goes: the first and the last, at most.
+        // What lies in pages of which only a part goes, at either end.
         let end = end.min(self.len());
-        let tail = (end - end % page).max(offset);
-        let head = offset.checked_next_multiple_of(page);
-        let head = head.map_or(tail, |head| head.min(tail));
-        for (pgoff, range) in by_page(offset, head).chain(by_page(tail, end)) {
+        let (head, tail) = if whole.start < whole.end {
+            (whole.start * page, whole.end * page)
+        } else {
+            (end, end)
+        };
+        for (pgoff, range) in by_page(offset, head.min(end)).chain(by_page(tail, end)) {
             if let Some(frame) = self.pages().get(pgoff) {
                 frame.bytes().fill(range.start, range.len(), 0);
             }
@@ -216,7 +223,8 @@ impl FileObject {
     /// Pages beyond a new, smaller length go; the rest of the last one is zeroed.
     pub(super) fn cut_pages(&self, len: u64) {
         let page = PAGE as u64;
-        self.remove_pages(len.div_ceil(page)..u64::MAX, true);
+        let unit = self.huge_unit();
+        self.remove_pages(len.div_ceil(page * unit) * unit..u64::MAX, true);
         let tail = (len % page) as usize;
         if tail > 0
             && let Some(frame) = self.pages().get(len / page)
@@ -225,20 +233,34 @@ impl FileObject {
         }
     }
 
+    /// Pages that only go together.
+    fn huge_unit(&self) -> u64 {
+        self.huge().map_or(1, |huge| huge.page_size() / PAGE as u64)
+    }
+
     fn remove_pages(&self, range: Range<u64>, copies: bool) {
         let leaving = self.pages().begin_removal(range.clone());
         self.unmap_pages(range, copies);
         drop(leaving);
     }
 
+    fn known_mappers(&self) -> Vec<Arc<dyn Mapper>> {
+        let mut known = self.mappers().0.lock();
+        known.forget_dead();
+        known.spaces.values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// There is no huge page for a parent's copy: children let go of the page that it shares with them. Source:
+    /// `unmap_ref_private()`.
+    pub(crate) fn rob_heirs(&self, pages: Range<u64>, frame: &Frame) {
+        for mapper in self.known_mappers() {
+            mapper.rob_heirs(self, pages.clone(), frame);
+        }
+    }
+
     /// Takes pages out of all mappings.
     fn unmap_pages(&self, range: Range<u64>, copies: bool) {
-        let mappers: Vec<_> = {
-            let mut known = self.mappers().0.lock();
-            known.forget_dead();
-            known.spaces.values().filter_map(Weak::upgrade).collect()
-        };
-        for mapper in mappers {
+        for mapper in self.known_mappers() {
             mapper.unmap_pages(self, range.clone(), copies);
         }
     }

@@ -10,6 +10,7 @@ mod seals;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(crate) use self::cache::FilePage;
 pub use self::io::FileIoError;
@@ -17,6 +18,7 @@ pub(crate) use self::io::Mapper;
 pub use self::object::{FileKind, FileObject, FileObjectBuilder, FileSizeError, WritableHold};
 pub use self::seals::{SealFileError, Seals};
 use crate::addr::VmRange;
+use crate::huge::HugeFile;
 
 /// How a file was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,12 +36,54 @@ pub enum AccessMode {
 pub struct OpenFile {
     object: Arc<FileObject>,
     mode: AccessMode,
+    heir: Option<Heir>,
+}
+
+/// What a child of a fork has of a private mapping of huge pages: the pages, and no reservation.
+#[derive(Debug, Default)]
+struct Heir {
+    /// Its parent has taken a page away from it, so that a page that isn't there is an error (`HPAGE_RESV_UNMAPPED`). Relaxed:
+    /// stored and looked at under [`HugeFile::faulting`] of the page.
+    is_robbed: AtomicBool,
 }
 
 impl OpenFile {
     /// Opens a file.
     pub fn new(object: Arc<FileObject>, mode: AccessMode) -> Arc<OpenFile> {
-        Arc::new(OpenFile { object, mode })
+        Arc::new(OpenFile {
+            object,
+            mode,
+            heir: None,
+        })
+    }
+
+    /// The same for a child, where that makes a difference.
+    pub(crate) fn for_child(self: &Arc<Self>) -> Arc<OpenFile> {
+        if !self.object.huge().is_some_and(|huge| huge.is_private()) {
+            return self.clone();
+        }
+        Arc::new(OpenFile {
+            object: self.object.clone(),
+            mode: self.mode,
+            heir: Some(Heir::default()),
+        })
+    }
+
+    /// The huge pages whose reservations are a mapping's of this.
+    pub(crate) fn owned_huge(&self) -> Option<&Arc<HugeFile>> {
+        self.object.huge().filter(|_| self.heir.is_none())
+    }
+
+    /// A page was taken away from it, for its parent.
+    pub(crate) fn set_robbed(&self) {
+        if let Some(heir) = &self.heir {
+            heir.is_robbed.store(true, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn is_robbed(&self) -> bool {
+        let robbed = |heir: &Heir| heir.is_robbed.load(Ordering::Relaxed);
+        self.heir.as_ref().is_some_and(robbed)
     }
 
     /// The file.

@@ -11,6 +11,7 @@ use super::{MappingHooks, SealFileError, Seals};
 use crate::backend::paged::FrameAllocator;
 use crate::error::Errno;
 use crate::flags::VmaFlags;
+use crate::huge::{HUGE_PAGE, HugeFile};
 
 /// What a file is, as far as mapping it goes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,6 +24,8 @@ pub enum FileKind {
     Shmem,
     /// `/dev/zero`: a private mapping is anonymous memory that shows the file, a shared one is new shared memory.
     DevZero,
+    /// What is behind `MAP_HUGETLB`. Only mmap makes one.
+    Huge,
     /// A device that can be mapped; pages aren't bounded by a length.
     Device,
     /// Pipe, directory and others that can't be mapped (`ENODEV`).
@@ -53,6 +56,7 @@ pub struct FileObject {
     writable: AtomicI64,
     pages: PageCache,
     mappers: Mappers,
+    huge: Option<Arc<HugeFile>>,
 }
 
 /// Makes a [`FileObject`].
@@ -175,6 +179,7 @@ impl FileObject {
             writable: AtomicI64::new(0),
             pages: PageCache::new(None),
             mappers: Mappers::default(),
+            huge: None,
         })
     }
 
@@ -183,6 +188,34 @@ impl FileObject {
         FileObject::builder(FileKind::Shmem, "/dev/zero (deleted)")
             .inode(0, 1, 0)
             .len(len)
+    }
+
+    /// What is behind a `MAP_HUGETLB` mapping of `len` bytes. Source: `hugetlb_file_setup()`.
+    pub(crate) fn huge_anonymous(huge: Arc<HugeFile>, len: u64) -> Arc<FileObject> {
+        // A file system of its own for each size of pages.
+        let minor = if huge.page_size() == HUGE_PAGE {
+            0x11
+        } else {
+            0x12
+        };
+        let mut builder = FileObject::builder(FileKind::Huge, "/anon_hugepage (deleted)")
+            .inode(0, minor, 0)
+            .mmap_flags(VmaFlags::HUGETLB | VmaFlags::DONTEXPAND)
+            .len(len);
+        builder.0.huge = Some(huge);
+        builder.build()
+    }
+
+    /// Its huge pages.
+    pub(crate) fn huge(&self) -> Option<&Arc<HugeFile>> {
+        self.huge.as_ref()
+    }
+
+    /// Counts a mapping of huge pages that comes or goes; pages go with the last.
+    pub(crate) fn count_huge_mapping(&self, more: bool) {
+        if self.huge().is_some_and(|huge| huge.count_mapping(more)) {
+            self.pages.clear();
+        }
     }
 
     pub(crate) fn pages(&self) -> &PageCache {

@@ -110,7 +110,7 @@ fn new_flags(vma: Placed<'_>, advice: Advice) -> Option<Result<VmaFlags, AdviseE
         Advice::SEQUENTIAL => Ok((old - reading) | VmaFlags::SEQ_READ),
         Advice::RANDOM => Ok((old - reading) | VmaFlags::RAND_READ),
         Advice::DONTFORK => Ok(old | VmaFlags::DONTCOPY),
-        Advice::DOFORK => unless(old.intersects(VmaFlags::SPECIAL), old - VmaFlags::DONTCOPY),
+        Advice::DOFORK => unless(old.contains(VmaFlags::IO), old - VmaFlags::DONTCOPY),
         Advice::WIPEONFORK => unless(
             vma.file().is_some() || old.contains(VmaFlags::SHARED),
             old | VmaFlags::WIPEONFORK,
@@ -164,6 +164,7 @@ fn check(
     let flags = vma.flags();
     let forbidden = match advice {
         Advice::DONTNEED | Advice::FREE => VmaFlags::LOCKED | VmaFlags::PFNMAP,
+        Advice::COLLAPSE => VmaFlags::HUGETLB,
         Advice::DONTNEED_LOCKED => VmaFlags::PFNMAP,
         Advice::COLD | Advice::PAGEOUT => VmaFlags::LOCKED | VmaFlags::PFNMAP | VmaFlags::HUGETLB,
         Advice::GUARD_INSTALL => VmaFlags::SPECIAL | VmaFlags::HUGETLB | VmaFlags::LOCKED,
@@ -249,7 +250,15 @@ fn advise_one(
     check(vma, advice, draft.config, start, end)?;
     match advice {
         Advice::DONTNEED | Advice::DONTNEED_LOCKED => {
-            draft.note_pages(PageChange::Discard { start, end });
+            // Whole pages, if there are huge ones.
+            let mask = vma.vma.huge_page_size().map_or(0, |size| size - 1);
+            if start & mask != 0 {
+                return Err(not_applicable(vma, advice));
+            }
+            if start < end & !mask {
+                let end = end & !mask;
+                draft.note_pages(PageChange::Discard { start, end });
+            }
         }
         Advice::GUARD_INSTALL => {
             if vma.vma.is_anonymous() {

@@ -12,7 +12,7 @@ use crate::addr::VmRange;
 use crate::anon::{AnonId, AnonIds};
 use crate::backend::{Backend, Inheritance, Inherited};
 use crate::error::{Errno, LimitError, PublishError};
-use crate::file::FileObject;
+use crate::file::{FileObject, OpenFile};
 use crate::flags::{MdweFlags, VmaFlags};
 use crate::limits::SpaceConfig;
 use crate::vma::Vma;
@@ -53,12 +53,16 @@ enum Copying {
 /// The child's record. Source: `dup_mmap()`, `anon_vma_fork()`.
 fn child_of(vma: &Vma, ids: &mut AnonIds) -> Vma {
     let flags = vma.flags() - VmaFlags::LOCK_BITS;
+    let file = vma.file().map(OpenFile::for_child);
     let anon = if flags.contains(VmaFlags::WIPEONFORK) {
         AnonId::NONE
     } else {
         ids.forked(vma.anon())
     };
-    vma.clone().with_flags(flags).with_anon(anon)
+    vma.clone()
+        .with_flags(flags)
+        .with_anon(anon)
+        .with_file(file)
 }
 
 /// Entries and totals of a copy.
@@ -75,7 +79,10 @@ fn copy_entries<B: Backend>(
     for entry in view.iter(0) {
         let pages = config.pages().count(entry.end - entry.start);
         let copy = match copying {
-            Copying::Exact => entry.value.clone(),
+            Copying::Exact => {
+                let file = entry.value.file().map(OpenFile::for_child);
+                entry.value.clone().with_file(file)
+            }
             Copying::Fork => {
                 let flags = entry.value.flags();
                 if flags.contains(VmaFlags::DONTCOPY) {
@@ -136,6 +143,7 @@ fn inheritance(view: View<'_, Vma>) -> Result<Vec<Inherited>, PublishError> {
 struct Followed {
     hooks: Vec<HookEvent>,
     writable: Vec<Arc<FileObject>>,
+    huge: Vec<Arc<FileObject>>,
 }
 
 impl Followed {
@@ -146,6 +154,11 @@ impl Followed {
                 && vma.is_shared_maywrite()
             {
                 followed.writable.push(file.object().clone());
+            }
+            if let Some(file) = vma.file()
+                && file.object().huge().is_some()
+            {
+                followed.huge.push(file.object().clone());
             }
             if let Some(hooks) = vma.hooks() {
                 followed.hooks.push(HookEvent {
@@ -199,10 +212,13 @@ impl<B: Backend> WriteGuard<'_, B> {
         built.map_err(|_| PublishError::NoMemory)?;
         self.copy_pages(&mut child, &ranges)?;
         child.inner.get_mut().is_told = true;
-        self.after.tell(followed.hooks);
         for file in followed.writable {
             file.count_writable(1);
         }
+        for file in followed.huge {
+            file.count_huge_mapping(true);
+        }
+        self.after.tell(followed.hooks);
         Ok(child)
     }
 

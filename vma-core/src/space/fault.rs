@@ -50,6 +50,9 @@ pub enum FaultError {
     /// `SIGBUS`, `BUS_ADRERR`: a mapping of the embedder's frames has none there.
     #[error("no frame was put in at {0:#x}")]
     NoFrame(u64),
+    /// `SIGBUS`, `BUS_ADRERR`: no huge page is free that isn't reserved by others.
+    #[error("no huge page for {0:#x}")]
+    NoHugePage(u64),
     /// There is no memory for the page. (Linux ends a process.)
     #[error("no memory for the page at {0:#x}")]
     OutOfMemory(u64),
@@ -69,6 +72,7 @@ impl FaultError {
             | FaultError::Denied { addr, .. }
             | FaultError::BeyondEnd(addr)
             | FaultError::NoFrame(addr)
+            | FaultError::NoHugePage(addr)
             | FaultError::Unpinnable(addr)
             | FaultError::OutOfMemory(addr)
             | FaultError::Unaligned(addr) => addr,
@@ -82,6 +86,7 @@ impl FaultError {
             FaultError::Denied { access, vma, .. } => FaultError::Denied { addr, access, vma },
             FaultError::BeyondEnd(_) => FaultError::BeyondEnd(addr),
             FaultError::NoFrame(_) => FaultError::NoFrame(addr),
+            FaultError::NoHugePage(_) => FaultError::NoHugePage(addr),
             FaultError::Unpinnable(_) => FaultError::Unpinnable(addr),
             FaultError::OutOfMemory(_) => FaultError::OutOfMemory(addr),
             FaultError::Unaligned(_) => FaultError::Unaligned(addr),
@@ -148,7 +153,9 @@ impl Need {
 
 /// Whether a first access of this kind gives a mapping its identity.
 fn identifies(access: Access, flags: VmaFlags) -> bool {
-    access == Access::Write && !flags.contains(VmaFlags::SHARED)
+    // A huge page is the mapping's own from the first load on.
+    (access == Access::Write || flags.contains(VmaFlags::HUGETLB))
+        && !flags.contains(VmaFlags::SHARED)
 }
 
 /// Faults under a guard alone before the space's lock is asked for: each one lost to a call that replaced the mapping.
@@ -319,12 +326,12 @@ impl<'a, B: Backend> Pager<'a, B> {
         if flags.intersects(VmaFlags::IO | VmaFlags::PFNMAP) || !allowed {
             return Err(not_applicable(vma, advice));
         }
-        if write && !flags.contains(VmaFlags::SHARED) {
+        let access = if write { Access::Write } else { Access::Read };
+        if identifies(access, flags) {
             self.identify(start);
         }
         let last = vma.end.min(end);
         let to = last.min(start.saturating_add(self.pages.bytes(most)));
-        let access = if write { Access::Write } else { Access::Read };
         self.make_present(vma, start, to, access, None)
             .map_err(|fault| match fault {
                 FaultError::OutOfMemory(addr) => AdviseError::OutOfMemory(addr),
@@ -343,8 +350,10 @@ impl<'a, B: Backend> Pager<'a, B> {
         }
         let mut access = Access::Read;
         if flags & (VmaFlags::WRITE | VmaFlags::SHARED) == VmaFlags::WRITE {
-            self.identify(start);
             access = Access::Write;
+        }
+        if identifies(access, flags) {
+            self.identify(start);
         }
         self.make_present(vma, start, end, access, None)
             .map_err(FaultError::addr)

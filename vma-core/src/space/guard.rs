@@ -8,7 +8,7 @@ use vma_rcu::rwsem;
 use vma_rcu::tree::View;
 use vma_rcu::wait::Wait;
 
-use super::draft::{Changes, Draft, Followed, HookEvent, Piece};
+use super::draft::{Changes, Draft, Followed, HookEvent, Piece, settle_huge};
 use super::gate::{Gates, fence_before_tables};
 use super::observe::Observed;
 use super::{AddressSpace, Inner};
@@ -354,6 +354,7 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
         for (file, delta) in followed.writable {
             file.count_writable(delta);
         }
+        settle_huge(&followed.huge);
         self.after.tell(followed.hooks);
     }
 

@@ -83,13 +83,13 @@ pub use self::unmap::UnmapError;
 pub use self::view::VmaRef;
 pub use self::vma_lock::VmaLock;
 
-use self::draft::{Piece, Window};
+use self::draft::{HugeEvent, Piece, Window, settle_huge};
 use self::guard::After;
 use self::observe::Observed;
 use crate::accounting::Totals;
 use crate::addr::Pages;
 use crate::anon::AnonIds;
-use crate::backend::paged::PAGE;
+use crate::backend::paged::{Frame, PAGE};
 use crate::backend::{Backend, FileUnmap};
 use crate::error::PublishError;
 use crate::file::{FileKind, FileObject, Mapper};
@@ -205,6 +205,21 @@ impl<B: Backend> Mapper for Core<B> {
         }
         drop(guard);
         self.backend.settle();
+    }
+
+    fn rob_heirs(&self, file: &FileObject, pages: Range<u64>, frame: &Frame) {
+        let reader = self.tree.domain().register();
+        let guard = reader.pin();
+        for entry in self.tree.iter(0, &guard) {
+            if let Some(shown) = entry.value.file()
+                && std::ptr::eq(&raw const **shown.object(), file)
+                && shown.owned_huge().is_none()
+                && let Some((start, end)) = part_of(entry.start, entry.end, entry.value, &pages)
+                && self.backend.unmap_huge(start, end, frame)
+            {
+                shown.set_robbed();
+            }
+        }
     }
 }
 
@@ -557,16 +572,25 @@ impl<B: Backend> Drop for AddressSpace<B> {
             return;
         }
         let view = self.core.tree.locked(&inner.writer);
+        let mut gone = Vec::new();
         for entry in view.iter(0) {
             if entry.value.is_shared_maywrite()
                 && let Some(file) = entry.value.file()
             {
                 file.object().count_writable(-1);
             }
+            let placed = crate::vma::Placed {
+                start: entry.start,
+                end: entry.end,
+                vma: entry.value,
+                pages: inner.config.pages(),
+            };
+            gone.extend(HugeEvent::of(placed, false));
             if let Some(hooks) = entry.value.hooks() {
                 hooks.closed(crate::addr::VmRange::new(entry.start, entry.end));
             }
         }
+        settle_huge(&gone);
     }
 }
 

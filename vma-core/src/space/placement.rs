@@ -27,6 +27,8 @@ pub(super) struct PlaceRequest {
     pub(super) hint: u64,
     /// Bytes, whole pages, not 0.
     pub(super) len: u64,
+    /// Bytes that the address is aligned to, of huge pages; else 0. The hint is so.
+    pub(super) align: u64,
     pub(super) flags: MapFlags,
     /// Flags that the mapping is going to have, as far as they matter here.
     pub(super) vma_flags: VmaFlags,
@@ -152,7 +154,8 @@ fn padded(config: &SpaceConfig, request: &PlaceRequest) -> u64 {
 /// below that guard gap, past other gaps that lie inside it. Source: `unmapped_area_topdown()`.
 fn highest_gap(ground: &Ground<'_>, request: &PlaceRequest, window: VmRange) -> Option<u64> {
     let gap = padded(ground.config, request);
-    let len = request.len.checked_add(gap)?;
+    // There has to be room to align, whether or not it's needed.
+    let len = request.len.checked_add(gap)?.checked_add(request.align)?;
     let mut high = window.end;
     loop {
         if window.start >= high {
@@ -168,7 +171,7 @@ fn highest_gap(ground: &Ground<'_>, request: &PlaceRequest, window: VmRange) -> 
         let reached = found.map_or(window.start, |addr| addr + len);
         match passed_guard(ground, len, VmRange::new(window.start, high), reached) {
             Some(below) => high = below,
-            None => return found.map(|addr| addr + gap),
+            None => return found.map(|addr| aligned_down(addr + request.align, request) + gap),
         }
     }
 }
@@ -214,7 +217,11 @@ fn lowest(ground: &Ground<'_>, request: &PlaceRequest) -> Result<u64, PlaceError
         return Err(PlaceError::NoSpace);
     }
     let gap = padded(config, request);
-    let len = request.len.checked_add(gap).ok_or(PlaceError::NoSpace)?;
+    let len = request
+        .len
+        .checked_add(gap)
+        .and_then(|len| len.checked_add(request.align))
+        .ok_or(PlaceError::NoSpace)?;
     ground
         .view
         .lowest_gap(&GapRequest {
@@ -224,8 +231,12 @@ fn lowest(ground: &Ground<'_>, request: &PlaceRequest) -> Result<u64, PlaceError
             align_offset: 0,
             window: low..window.end,
         })
-        .map(|addr| addr + gap)
+        .map(|addr| aligned_down(addr + request.align.saturating_sub(1), request) + gap)
         .ok_or(PlaceError::NoSpace)
+}
+
+fn aligned_down(addr: u64, request: &PlaceRequest) -> u64 {
+    addr & !request.align.saturating_sub(1)
 }
 
 /// Looks for a place with room to align, and takes the aligned slot in it. Source: `__thp_get_unmapped_area()`.

@@ -106,7 +106,7 @@ impl<B: Backend> WriteGuard<'_, B> {
         let bits = vma.flags();
         let file = vma
             .file()
-            .filter(|_| bits.contains(VmaFlags::SHARED))
+            .filter(|_| bits.contains(VmaFlags::SHARED) && !bits.contains(VmaFlags::HUGETLB))
             .ok_or(refused)?
             .clone();
         if !is_covered(&draft, range) {

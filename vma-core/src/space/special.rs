@@ -193,6 +193,7 @@ impl<B: Backend> WriteGuard<'_, B> {
         }
         let limits_only = crate::limits::SpaceConfig {
             mmap_min_addr: 0,
+            hugetlb: None,
             ..**config
         };
         check_fixed(&limits_only, start, len).map_err(|_| bad)?;

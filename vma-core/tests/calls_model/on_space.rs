@@ -9,7 +9,7 @@ use vma_core::{
     UnmapError,
 };
 
-use crate::call::Call;
+use crate::call::{Call, mapped_len};
 
 /// What came of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +82,10 @@ fn placed(world: &World, space: &AddressSpace, addr: u64, len: u64) -> Outcome {
 
 fn map(world: &World, space: &AddressSpace, request: &MapRequest) -> Outcome {
     match space.map(request) {
-        Ok(addr) => placed(world, space, addr, request.len),
+        Ok(addr) => {
+            let len = mapped_len(request.len, request.flags.bits());
+            placed(world, space, addr, len)
+        }
         Err(error) => Outcome::Failed(error.errno().raw()),
     }
 }

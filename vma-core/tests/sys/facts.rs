@@ -3,12 +3,12 @@
 use std::fs;
 use std::path::Path;
 
-use vma_core::{Layout, Limits, Overcommit, SpaceConfig};
+use vma_core::{HugePool, Layout, Limits, Overcommit, SpaceConfig};
 
 use super::{call, last_errno};
 
 /// Facts of process and kernel.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Facts {
     /// For a space that stands for the part of the process that is compared; limits are the process's own, less
     /// what it has mapped elsewhere.
@@ -126,6 +126,7 @@ impl Facts {
             raw_io: capable(RAW_IO),
             read_implies_exec: personality() & READ_IMPLIES_EXEC != 0,
             huge_pages: Path::new("/sys/kernel/mm/transparent_hugepage").exists(),
+            hugetlb: Some(HugePool::new(super::huge::available())),
             ..SpaceConfig::default()
         };
         let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

@@ -11,7 +11,7 @@ use vma_core::{AccessMode, Advice, FileKind, FileObject, OpenFile, Seals};
 
 use super::facts::status;
 use super::{call, last_errno};
-use crate::call::Call;
+use crate::call::{Call, mapped_len};
 use crate::on_space::Outcome;
 
 /// Pages of the file that changes its length, and of the sealed one.
@@ -202,7 +202,7 @@ impl Kernel {
             } => {
                 let fd = file.map_or(u64::MAX, |file| number_of(&self.files[file]));
                 let result = self.on_range(libc::SYS_mmap, at, len, [prot, flags, fd, offset]);
-                self.placed(result, len)
+                self.placed(result, mapped_len(len, flags))
             }
             Call::Remap {
                 at,

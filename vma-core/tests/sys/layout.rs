@@ -12,6 +12,8 @@ pub(crate) struct Line {
 
 /// Objects behind shared anonymous memory have an inode each, that nobody can foresee.
 const SHARED_ANONYMOUS: &str = "/dev/zero (deleted)";
+/// The same for huge pages, on file systems of the kernel's own.
+const HUGE_PAGES: &str = "/anon_hugepage (deleted)";
 
 impl Line {
     /// Of a line of maps, and codes of flags.
@@ -19,6 +21,9 @@ impl Line {
         let mut words: Vec<&str> = line.split_whitespace().collect();
         if line.ends_with(SHARED_ANONYMOUS) {
             words[4] = "*";
+        }
+        if line.ends_with(HUGE_PAGES) {
+            (words[3], words[4]) = ("*", "*");
         }
         // Soft-dirty is set or not by how the kernel was built.
         let flags: Vec<&str> = flags.filter(|code| *code != "sd").collect();

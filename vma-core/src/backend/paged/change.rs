@@ -1,5 +1,6 @@
 //! What calls do to pages.
 
+use std::cell::Cell;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,6 +10,8 @@ use vma_rcu::sync::atomic::{AtomicUsize, Ordering};
 use vma_rcu::sync::{Mutex, planted};
 
 use super::entry::{Entry, Kind};
+use super::frame::Frame;
+use super::huge;
 use super::pending::{Announced, Pending};
 use super::table::{Detached, Hole, LEAF_BYTES, NoMemory, Plan, Relocation, index};
 use super::{FileUnmap, Inherited, PAGE, PageChange, Paged, State};
@@ -305,26 +308,36 @@ fn exchange(
 
 /// See [`Backend::unmap_file`](super::super::Backend::unmap_file).
 pub(super) fn unmap_file(state: &State, unmap: &FileUnmap<'_>) {
-    let mut detached = Detached::default();
     let copies = unmap.copies;
-    take(state, unmap.start, unmap.end, &mut detached, |at, entry| {
-        let is_shown = entry.head().is_some() && (copies || entry.kind() != Kind::Anon);
+    take_now(state, unmap.start, unmap.end, |at, entry| {
+        let is_shown = entry.head().is_some() && (copies || !entry.is_private());
         is_shown && (planted("no_revalidation") || (unmap.is_shown)(at))
     });
-    if !detached.is_empty() {
-        let_go(state, &mut detached);
-    }
+}
+
+/// See [`Backend::unmap_huge`](super::super::Backend::unmap_huge).
+pub(super) fn unmap_huge(state: &State, start: u64, end: u64, part: &Frame) -> bool {
+    take_now(state, start, end, |_, entry| huge::shows(entry, part))
 }
 
 /// See [`Backend::unmap_removed`](super::super::Backend::unmap_removed).
 pub(super) fn unmap_removed(state: &State, start: u64, end: u64) {
+    take_now(state, start, end, |_, entry| entry.is_removed());
+}
+
+/// Takes out the entries that `which` says, and lets go of them; whether there were any.
+fn take_now(state: &State, start: u64, end: u64, which: impl Fn(u64, Entry) -> bool) -> bool {
     let mut detached = Detached::default();
-    take(state, start, end, &mut detached, |_, entry| {
-        entry.is_removed()
+    let found = Cell::new(false);
+    take(state, start, end, &mut detached, |at, entry| {
+        let takes = which(at, entry);
+        found.set(found.get() || takes);
+        takes
     });
     if !detached.is_empty() {
         let_go(state, &mut detached);
     }
+    found.get()
 }
 
 /// See [`Backend::dup_pages`](super::super::Backend::dup_pages).
@@ -356,6 +369,10 @@ fn copy_pinned(
     let (entry, page) = {
         let leaf = from.leaf.lock();
         let entry = leaf.entry(index(at));
+        if entry.is_huge() {
+            drop(leaf);
+            return so_far.and_then(|()| huge::copy_pinned(from.leaf, child, at));
+        }
         // SAFETY: F2: in the table, under its lock. A file may take it out later.
         (entry, unsafe { entry.share() })
     };

@@ -22,6 +22,8 @@ const ANON: usize = 2;
 const SHMEM: usize = 4;
 /// No reference is held: the page of zeros, frames that are the embedder's. Not counted.
 const BORROWED: usize = 8;
+/// Part of a huge page, counted apart.
+const HUGE: usize = 16;
 const BITS: usize = 31;
 
 /// Alone, without a frame.
@@ -36,6 +38,10 @@ pub(super) enum Kind {
     File,
     /// Shared memory's.
     Shmem,
+    /// Part of a huge page, private.
+    HugeAnon,
+    /// Part of a huge page, shared.
+    HugeFile,
     /// Nothing: it isn't the space's.
     Uncounted,
 }
@@ -50,6 +56,8 @@ impl Entry {
             Kind::Anon => ANON,
             Kind::File => 0,
             Kind::Shmem => SHMEM,
+            Kind::HugeAnon => HUGE | ANON,
+            Kind::HugeFile => HUGE,
             Kind::Uncounted => BORROWED,
         };
         let bits = bits | if owned { OWNED } else { 0 };
@@ -108,6 +116,12 @@ impl Entry {
     pub(super) fn kind(self) -> Kind {
         if self.head().is_none() || self.has(BORROWED) {
             Kind::Uncounted
+        } else if self.has(HUGE) {
+            if self.has(ANON) {
+                Kind::HugeAnon
+            } else {
+                Kind::HugeFile
+            }
         } else if self.has(ANON) {
             Kind::Anon
         } else if self.has(SHMEM) {
@@ -117,9 +131,19 @@ impl Entry {
         }
     }
 
+    /// A private page of the space's.
+    pub(super) fn is_private(self) -> bool {
+        matches!(self.kind(), Kind::Anon | Kind::HugeAnon)
+    }
+
+    /// Part of a huge page.
+    pub(super) fn is_huge(self) -> bool {
+        matches!(self.kind(), Kind::HugeAnon | Kind::HugeFile)
+    }
+
     /// Its file has let go of the page.
     pub(super) fn is_removed(self) -> bool {
-        let is_file = matches!(self.kind(), Kind::File | Kind::Shmem);
+        let is_file = matches!(self.kind(), Kind::File | Kind::Shmem | Kind::HugeFile);
         let head = self.head().filter(|_| is_file);
         // SAFETY: F2: the entry holds a reference, in a table whose lock is held.
         head.is_some_and(|head| unsafe { head.as_ref() }.is_removed())
@@ -155,7 +179,7 @@ impl Entry {
 
     /// The same, but a private page isn't its own: what shows it is shared.
     pub(super) fn unless_private(self) -> Self {
-        if self.kind() == Kind::Anon {
+        if self.is_private() {
             self.without_owner()
         } else {
             self

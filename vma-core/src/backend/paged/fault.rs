@@ -18,6 +18,7 @@ use vma_rcu::sync::planted;
 
 use super::entry::{Entry, Kind};
 use super::frame::{Frame, FrameHead};
+use super::huge;
 #[cfg(not(loom))]
 use super::mapping::Mapping;
 use super::table::{Leaf, NoMemory, Seen, index};
@@ -85,7 +86,7 @@ fn zeros(addr: u64) -> Result<Entry, FaultError> {
 }
 
 /// Whether an entry does for an access.
-fn suffices(entry: Entry, access: Access) -> bool {
+pub(super) fn suffices(entry: Entry, access: Access) -> bool {
     entry.head().is_some() && (access != Access::Write || entry.is_owned())
 }
 
@@ -94,6 +95,9 @@ pub(super) fn fault(paged: &Paged, fault: &Fault<'_>) -> Result<Faulted, FaultEr
     let state = paged.state();
     if fault.addr >= state.limit {
         return Err(FaultError::Unmapped(fault.addr));
+    }
+    if fault.vma.huge_page_size().is_some() {
+        return huge::fault(paged, fault);
     }
     loop {
         let looked = state.tables.look(fault.addr);
@@ -207,7 +211,7 @@ enum Source<'f> {
 }
 
 /// The leaf that the page is put into. While the caller has `State::faults`.
-fn own_leaf<'s>(state: &'s State, fault: &Fault<'_>) -> Result<&'s Leaf, FaultError> {
+pub(super) fn own_leaf<'s>(state: &'s State, fault: &Fault<'_>) -> Result<&'s Leaf, FaultError> {
     let leaf = state.tables.own_leaf(fault.addr);
     leaf.map_err(|NoMemory| FaultError::OutOfMemory(fault.addr))
 }
@@ -230,7 +234,7 @@ fn is_last_owner(state: &State, fault: &Fault<'_>, found: Entry) -> Result<bool,
 }
 
 /// Whether the entry in hand has the only reference. The leaf is locked.
-fn is_sole(head: NonNull<FrameHead>) -> bool {
+pub(super) fn is_sole(head: NonNull<FrameHead>) -> bool {
     // SAFETY: F2: the entry holds a reference.
     unsafe { head.as_ref() }.is_sole()
 }

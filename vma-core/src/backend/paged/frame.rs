@@ -120,6 +120,16 @@ impl Frame {
         unsafe { self.0.as_ref() }
     }
 
+    /// Where it comes from.
+    pub(super) fn owner(&self) -> *const () {
+        self.head().owner
+    }
+
+    /// Its head. As long as the reference is kept, so is that.
+    pub(super) fn head_pointer(&self) -> NonNull<FrameHead> {
+        self.0
+    }
+
     /// The reference as a pointer, for a page-table entry.
     pub(super) fn into_raw(self) -> NonNull<FrameHead> {
         ManuallyDrop::new(self).0

@@ -33,6 +33,32 @@ impl Mapping {
         Some(Mapping { start, pages })
     }
 
+    /// The same, aligned to its size, a power of two.
+    #[cfg(target_os = "linux")]
+    pub(super) fn aligned(pages: usize) -> Option<Self> {
+        let size = pages * PAGE;
+        let all = std::mem::ManuallyDrop::new(Self::new(2 * pages)?);
+        let before = all.start.addr().get().wrapping_neg() % size;
+        // SAFETY: within the mapping.
+        let start = unsafe { all.start.add(before) };
+        // SAFETY: as above.
+        let after = unsafe { start.add(size) };
+        for (from, len) in [(all.start, before), (after, size - before)] {
+            if len > 0 {
+                // SAFETY: part of the mapping just made, which nobody uses.
+                let result = unsafe { rustix::mm::munmap(from.as_ptr().cast(), len) };
+                debug_assert!(result.is_ok(), "{result:?}");
+            }
+        }
+        Some(Mapping { start, pages })
+    }
+
+    /// `None` when memory runs out.
+    #[cfg(not(target_os = "linux"))]
+    pub(super) fn aligned(pages: usize) -> Option<Self> {
+        Self::new(pages)
+    }
+
     /// `None` when memory runs out.
     #[cfg(not(target_os = "linux"))]
     pub(super) fn new(pages: usize) -> Option<Self> {

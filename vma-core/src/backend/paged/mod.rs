@@ -5,7 +5,7 @@
 //! | `frame` | 4 KiB of memory with a count of references; where they come from ([`FrameAllocator`]) |
 //! | `pool` | the default allocator ([`FramePool`]) |
 //! | `entry`, `table` | page tables |
-//! | `fault` | how a page comes into being |
+//! | `fault`, `huge` | how a page comes into being, and a huge one |
 //! | `change` | what calls do to pages: zap, move, guard |
 //! | `access` | loads and stores ([`Accessor`]) |
 //!
@@ -46,6 +46,8 @@ mod entry;
 mod fault;
 #[expect(unsafe_code, reason = "memory that guests share")]
 mod frame;
+#[expect(unsafe_code, reason = "frames in blocks")]
+mod huge;
 #[expect(unsafe_code, reason = "memory of the operating system")]
 mod mapping;
 #[cfg(all(test, loom))]
@@ -281,6 +283,7 @@ impl Backend for Paged {
 
     fn is_resident(&self, addr: u64, vma: &Vma, pgoff: u64) -> bool {
         if let Some(file) = vma.file().filter(|_| !vma.is_anonymous())
+            && file.object().huge().is_none()
             && file.object().pages().contains(pgoff)
         {
             return true;
@@ -324,6 +327,10 @@ impl Backend for Paged {
     fn unmap_file(&self, unmap: &FileUnmap<'_>) {
         let state = self.state();
         state.walk(|| change::unmap_file(state, unmap));
+    }
+
+    fn unmap_huge(&self, start: u64, end: u64, part: &Frame) -> bool {
+        change::unmap_huge(self.state(), start, end, part)
     }
 
     fn shared_memory(&self, builder: FileObjectBuilder) -> FileObjectBuilder {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vma_rcu::tree::Record as _;
 
-use super::{Draft, Followed, HookEvent, Piece, Pieces, Window, one};
+use super::{Draft, Followed, HookEvent, HugeEvent, Piece, Pieces, Window, one};
 use crate::accounting::check_split;
 use crate::addr::VmRange;
 use crate::anon::AnonId;
@@ -160,6 +160,13 @@ impl Draft<'_> {
                 None => writable.push((object.clone(), delta)),
             }
         }
+        if let Some(event) = HugeEvent::of(self.placed(range.start, range.end, vma), opened) {
+            let events = &mut self.followed().huge;
+            match events.iter().position(|other| event.undoes(other)) {
+                Some(index) => drop(events.remove(index)),
+                None => events.push(event),
+            }
+        }
         if let Some(hooks) = vma.hooks() {
             let opposite = |event: &HookEvent| {
                 event.opened != opened && same_hooks(Some(&event.hooks), Some(hooks))
@@ -272,9 +279,10 @@ impl Draft<'_> {
         let Some(vma) = self.find(at).filter(|vma| vma.start < at) else {
             return Ok(());
         };
-        if let Some(hooks) = vma.vma.hooks()
-            && !hooks.may_split(vma.range(), at)
-        {
+        let between_pages = |size: u64| at.is_multiple_of(size);
+        let whole = vma.vma.huge_page_size().is_none_or(between_pages);
+        let hooks = vma.vma.hooks();
+        if !whole || hooks.is_some_and(|hooks| !hooks.may_split(vma.range(), at)) {
             return Err(SplitError::Refused {
                 vma: vma.range(),
                 at,

@@ -8,6 +8,7 @@
 mod edit;
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -16,7 +17,7 @@ use vma_rcu::tree::{Entry, View};
 use crate::accounting::Totals;
 use crate::addr::{Pages, VmRange};
 use crate::backend::PageChange;
-use crate::file::{FileObject, MappingHooks};
+use crate::file::{FileObject, MappingHooks, OpenFile};
 use crate::flags::VmaFlags;
 use crate::limits::SpaceConfig;
 use crate::vma::{Placed, Vma};
@@ -104,6 +105,68 @@ pub(super) struct Followed {
     pub(super) hooks: Vec<HookEvent>,
     /// Change of the number of writable shared mappings, per file.
     pub(super) writable: Vec<(Arc<FileObject>, i64)>,
+    /// Mappings of huge pages.
+    pub(super) huge: Vec<HugeEvent>,
+}
+
+/// Huge pages that are mapped, or no longer.
+#[derive(Debug)]
+pub(super) struct HugeEvent {
+    pub(super) file: Arc<OpenFile>,
+    /// Their numbers in the file.
+    pub(super) pages: Range<u64>,
+    pub(super) opened: bool,
+}
+
+impl HugeEvent {
+    pub(super) fn of(vma: Placed<'_>, opened: bool) -> Option<Self> {
+        let pages = vma.huge_pages()?;
+        let file = vma.file()?.clone();
+        Some(HugeEvent {
+            file,
+            pages,
+            opened,
+        })
+    }
+
+    /// Both say the same of the same pages, one way and back.
+    pub(super) fn undoes(&self, other: &HugeEvent) -> bool {
+        self.opened != other.opened
+            && self.pages == other.pages
+            && Arc::ptr_eq(&self.file, &other.file)
+    }
+}
+
+/// Gives back what the pages that are no longer mapped had reserved, and counts mappings.
+#[cold]
+pub(super) fn settle_huge(events: &[HugeEvent]) {
+    for gone in events.iter().filter(|event| !event.opened) {
+        let Some(huge) = gone.file.owned_huge().filter(|huge| huge.is_private()) else {
+            continue;
+        };
+        let mut at = gone.pages.start;
+        let mut kept: Vec<_> = events
+            .iter()
+            .filter(|event| event.opened && Arc::ptr_eq(&event.file, &gone.file))
+            .map(|event| event.pages.clone())
+            .collect();
+        kept.sort_by_key(|pages| pages.start);
+        for pages in kept {
+            if at < pages.start.min(gone.pages.end) {
+                huge.release(at..pages.start.min(gone.pages.end));
+            }
+            at = at.max(pages.end);
+        }
+        if at < gone.pages.end {
+            huge.release(at..gone.pages.end);
+        }
+    }
+    // Those that come first: a file whose last mapping is replaced by another has one.
+    for opened in [true, false] {
+        for event in events.iter().filter(|event| event.opened == opened) {
+            event.file.object().count_huge_mapping(opened);
+        }
+    }
 }
 
 /// A search upwards in the base: what lies first above each address of `from..to`.

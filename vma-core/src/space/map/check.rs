@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use super::{MapError, MapRequest};
 use crate::accounting::{check_lock, check_map_count};
-use crate::file::{FileKind, OpenFile, Seals, WritableHold};
+use crate::file::{AccessMode, FileKind, FileObject, OpenFile, Seals, WritableHold};
 use crate::flags::{MapFlags, MdweFlags, Prot, VmaFlags, prot_bits};
+use crate::huge::{GIGANTIC_PAGE, HUGE_PAGE, HugeFile, HugePool};
 use crate::limits::{Overcommit, SpaceConfig};
 use crate::space::Inner;
 use crate::space::draft::Draft;
@@ -62,11 +63,13 @@ pub(super) struct Plan {
     pub(super) _hold: Option<WritableHold>,
 }
 
-/// Checks that need no lock. Source: `ksys_mmap_pgoff()` and the head of `do_mmap()`.
+/// Checks that need no lock. `huge` takes the file that is made for `MAP_HUGETLB`. Source: `ksys_mmap_pgoff()` and the head of
+/// `do_mmap()`.
 #[inline]
 pub(super) fn parse<'r>(
     config: &SpaceConfig,
     request: &'r MapRequest,
+    huge: &'r mut Option<Arc<OpenFile>>,
 ) -> Result<Parsed<'r>, MapError> {
     let pages = config.pages();
     if !pages.is_aligned(request.offset) {
@@ -83,15 +86,21 @@ pub(super) fn parse<'r>(
         Some(None) => return Err(MapError::BadDescriptor),
         Some(Some(file)) => Some(file),
     };
-    let huge = flags.contains(MapFlags::HUGETLB);
-    if huge {
-        check_huge(flags, file.is_some())?;
-    }
-    if request.len == 0 {
+    let (file, len) = if flags.contains(MapFlags::HUGETLB) {
+        let size = check_huge(config, flags, file.is_some())?;
+        let len = request.len.wrapping_add(size - 1) & !(size - 1);
+        if len == 0 {
+            return Err(MapError::Empty);
+        }
+        (
+            Some(&*huge.insert(huge_file(config, request, size, len)?)),
+            len,
+        )
+    } else {
+        (file, request.len)
+    };
+    if len == 0 {
         return Err(MapError::Empty);
-    }
-    if huge {
-        return Err(MapError::NoHugePages);
     }
     let mut prot = request.prot;
     if config.read_implies_exec
@@ -114,7 +123,7 @@ pub(super) fn parse<'r>(
             page
         }
     };
-    let len = pages.ceil_wrapping(request.len);
+    let len = pages.ceil_wrapping(len);
     if len == 0 {
         return Err(MapError::TooLong(request.len));
     }
@@ -136,13 +145,42 @@ pub(super) fn parse<'r>(
     })
 }
 
-/// `MAP_HUGETLB` has to name a size that exists; there is no pool of such pages here.
-fn check_huge(flags: MapFlags, has_file: bool) -> Result<(), MapError> {
-    let size = flags.bits() >> HUGE_SHIFT & 0x3f;
-    if has_file || !matches!(size, 0 | 21 | 30) {
+/// `MAP_HUGETLB` has to name a size that exists: bytes of a page.
+fn check_huge(config: &SpaceConfig, flags: MapFlags, has_file: bool) -> Result<u64, MapError> {
+    let size = match flags.bits() >> HUGE_SHIFT & 0x3f {
+        0 | 21 => HUGE_PAGE,
+        30 => GIGANTIC_PAGE,
+        _ => 0,
+    };
+    if has_file || size <= config.page_size {
         return Err(MapError::BadType(flags.bits()));
     }
-    Ok(())
+    Ok(size)
+}
+
+/// The file that is behind `MAP_HUGETLB`. Source: `hugetlb_file_setup()`, `hugetlbfs_file_mmap()`.
+#[cold]
+fn huge_file(
+    config: &SpaceConfig,
+    request: &MapRequest,
+    size: u64,
+    len: u64,
+) -> Result<Arc<OpenFile>, MapError> {
+    let pool = config.hugetlb.as_ref().ok_or(MapError::NoHugePages)?;
+    let pool = if size == HUGE_PAGE {
+        pool.clone()
+    } else {
+        HugePool::new(0)
+    };
+    let is_private = request.flags.bits() & MapFlags::SHARED.bits() == 0;
+    // It's as long as the mapping, and grows to where a writable one ends.
+    let end = if request.prot.contains(Prot::WRITE) {
+        request.offset.saturating_add(len)
+    } else {
+        len
+    };
+    let object = FileObject::huge_anonymous(HugeFile::new(size, pool, is_private), end);
+    Ok(OpenFile::new(object, AccessMode::ReadWrite))
 }
 
 /// `VmaFlags` that the flag word stands for (`calc_vm_flag_bits`).
@@ -172,7 +210,10 @@ fn file_flags(
 ) -> Result<VmaFlags, MapError> {
     let object = file.object();
     let pages = config.pages();
-    let bounded = matches!(object.kind(), FileKind::Regular | FileKind::Shmem);
+    let bounded = matches!(
+        object.kind(),
+        FileKind::Regular | FileKind::Shmem | FileKind::Huge
+    );
     if bounded && (parsed.len > MAX_FILE || parsed.pgoff > pages.count(MAX_FILE - parsed.len)) {
         let offset = parsed.pgoff.saturating_mul(pages.size());
         return Err(MapError::Overflow {
@@ -290,8 +331,11 @@ pub(super) fn validate(
         Some(file) => file_flags(parsed, file, bits, config)?,
         None => anonymous_flags(parsed.flags, bits)?,
     };
+    let is_huge = parsed
+        .file
+        .is_some_and(|file| file.object().huge().is_some());
     if parsed.flags.contains(MapFlags::NORESERVE)
-        && !matches!(config.overcommit, Overcommit::Never { .. })
+        && (is_huge || !matches!(config.overcommit, Overcommit::Never { .. }))
     {
         bits |= VmaFlags::NORESERVE;
     }
@@ -330,7 +374,15 @@ pub(super) fn validate(
 fn place_request(draft: &Draft<'_>, parsed: &Parsed<'_>, bits: VmaFlags) -> Result<u64, MapError> {
     let config = draft.config;
     let failed = |error| place_error(error, parsed.hint, parsed.len, config);
+    let align = parsed
+        .file
+        .and_then(|file| file.object().huge())
+        .map_or(0, |huge| huge.page_size());
+    let mask = align.saturating_sub(1);
     if parsed.flags.contains(MapFlags::FIXED) {
+        if parsed.len <= config.task_size && parsed.hint & mask != 0 {
+            return Err(MapError::UnalignedAddress(parsed.hint));
+        }
         return place_fixed(config, parsed.hint, parsed.len).map_err(failed);
     }
     let shared_anonymous =
@@ -345,8 +397,9 @@ fn place_request(draft: &Draft<'_>, parsed: &Parsed<'_>, bits: VmaFlags) -> Resu
             }
         };
     let request = PlaceRequest {
-        hint: parsed.hint,
+        hint: parsed.hint.wrapping_add(mask) & !mask,
         len: parsed.len,
+        align,
         flags: parsed.flags,
         vma_flags: bits,
         huge_aligned,

@@ -12,11 +12,12 @@ use super::draft::Draft;
 use super::unmap::{Gathered, charge_of, gather};
 use super::{AddressSpace, WriteGuard, new_vma};
 use crate::accounting::{check_commit, check_expand};
-use crate::addr::VmRange;
+use crate::addr::{Pages, VmRange};
 use crate::anon::AnonId;
 use crate::backend::Backend;
 use crate::file::{AccessMode, FileObject, OpenFile};
 use crate::flags::{MapFlags, Prot, VmaFlags};
+use crate::huge::HugeFile;
 use crate::merge::Kind;
 
 /// Arguments of mmap(2), as the system call takes them.
@@ -92,14 +93,21 @@ fn install(
     let config = draft.config;
     check_expand(draft.totals(), config, plan.flags, pages - gathered.pages)?;
     let mut flags = plan.flags;
-    if let Some(charge) = charge_of(flags, pages, gathered) {
+    let huge = plan.file.as_ref().and_then(|file| file.object().huge());
+    if huge.is_none()
+        && let Some(charge) = charge_of(flags, pages, gathered)
+    {
         if charge > 0 {
             check_commit(draft.totals(), config, charge)?;
         }
         flags |= VmaFlags::ACCOUNT;
     }
+    let coming = huge.map_or(0, |huge| coming_back(draft, range, huge));
     if occupied {
         draft.remove(range.start, range.end);
+    }
+    if let Some(huge) = huge {
+        reserve_huge(huge, draft.pages, range, &plan, coming)?;
     }
     if let Some(file) = &plan.file {
         flags |= file.object().added_flags();
@@ -130,13 +138,53 @@ fn install(
     Ok(())
 }
 
+/// Huge pages of the same pool that go back to it with what is mapped in a range.
+fn coming_back(draft: &Draft<'_>, range: VmRange, huge: &HugeFile) -> u64 {
+    let mut sum = 0;
+    let mut at = range.start;
+    while let Some(vma) = draft.first_in(at, range.end) {
+        let owned = vma.file().and_then(|file| file.owned_huge());
+        if let Some(there) = owned.filter(|there| there.is_private() && there.pool() == huge.pool())
+            && let Some(pages) = vma.huge_pages()
+        {
+            sum += there.held_in(pages);
+        }
+        at = vma.end;
+    }
+    sum
+}
+
+/// What the file behind `MAP_HUGETLB` asks for. Linux has taken away what was in the range by then, and doesn't put it back.
+/// Source: `hugetlbfs_file_mmap()`.
+#[cold]
+fn reserve_huge(
+    huge: &HugeFile,
+    pages: Pages,
+    range: VmRange,
+    plan: &Plan,
+    coming: u64,
+) -> Result<(), MapError> {
+    let unit = pages.count(huge.page_size());
+    if !plan.pgoff.is_multiple_of(unit) {
+        return Err(MapError::UnalignedOffset(pages.bytes(plan.pgoff)));
+    }
+    let first = plan.pgoff / unit;
+    let wanted = first..first + pages.count(range.len()) / unit;
+    if plan.flags.contains(VmaFlags::NORESERVE) || huge.reserve(wanted, coming) {
+        Ok(())
+    } else {
+        Err(MapError::NoHugePages)
+    }
+}
+
 impl<B: Backend> WriteGuard<'_, B> {
     /// As [`AddressSpace::map`].
     ///
     /// # Errors
     /// As there.
     pub fn map(&mut self, request: &MapRequest) -> Result<u64, MapError> {
-        let parsed = parse(self.config(), request)?;
+        let mut huge = None;
+        let parsed = parse(self.config(), request, &mut huge)?;
         self.map_parsed(&parsed)
     }
 
@@ -195,14 +243,14 @@ impl<B: Backend> AddressSpace<B> {
     ///
     /// # Errors
     /// In this order; with any of them the mappings that `FIXED` would have replaced stay (a split at an edge of the range
-    /// may stay as well).
+    /// may stay as well). But when huge pages can't be reserved, or their offset isn't aligned, they are gone, as in Linux.
     ///
     /// | errno | when |
     /// |---|---|
-    /// | `EINVAL` | unaligned offset; length 0; no valid kind; unaligned `FIXED` address; growing down and not private anonymous |
+    /// | `EINVAL` | unaligned offset; length 0; no valid kind or size of pages; unaligned `FIXED` address; growing down and not private anonymous |
     /// | `EBADF` | no descriptor |
     /// | `EOVERFLOW` | offset plus length beyond the largest file |
-    /// | `ENOMEM` | limit of mappings (one more than it may exist), address space, data, overcommit; no room |
+    /// | `ENOMEM` | limit of mappings (one more than it may exist), address space, data, overcommit; no room; too few huge pages |
     /// | `EPERM` | below the lowest address; locked memory not allowed; `noexec`; seals |
     /// | `EEXIST` | `FIXED_NOREPLACE` over a mapping |
     /// | `EAGAIN` | too much locked memory |

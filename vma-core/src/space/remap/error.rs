@@ -46,6 +46,9 @@ pub enum RemapError {
     /// The mapping can't grow.
     #[error("{0} can't grow")]
     FixedSize(VmRange),
+    /// Huge pages: an address lies between them, or the mapping would grow.
+    #[error("{0} has huge pages: addresses between them, or more of them")]
+    HugePages(VmRange),
     /// Length 0 on a private mapping, or `DONTUNMAP` on one that can't.
     #[error("{0} can't be duplicated")]
     NotShared(VmRange),
@@ -98,6 +101,7 @@ impl RemapError {
             | RemapError::BeyondLimit { .. }
             | RemapError::Overlap { .. }
             | RemapError::NotShared(_)
+            | RemapError::HugePages(_)
             | RemapError::Refused { .. }
             | RemapError::Offset(_) => Errno::EINVAL,
             RemapError::Unmapped(_)

@@ -140,8 +140,8 @@ fn parse(
     Ok(remap)
 }
 
-/// Checks of the source. Source: `check_prep_vma()`.
-fn check_source(draft: &Draft<'_>, remap: &Remap) -> Result<(), RemapError> {
+/// Checks of the source; returns the request in pages of the mapping's size. Source: `check_prep_vma()`.
+fn check_source(draft: &Draft<'_>, remap: &Remap) -> Result<Remap, RemapError> {
     let vma = draft
         .find(remap.addr)
         .ok_or(RemapError::Unmapped(remap.addr))?;
@@ -150,6 +150,10 @@ fn check_source(draft: &Draft<'_>, remap: &Remap) -> Result<(), RemapError> {
     if flags.contains(VmaFlags::SEALED) {
         return Err(RemapError::Sealed(range));
     }
+    let remap = match vma.vma.huge_page_size() {
+        None => *remap,
+        Some(size) => align_huge(remap, size).ok_or(RemapError::HugePages(range))?,
+    };
     let fixed_size = flags.intersects(VmaFlags::DONTEXPAND | VmaFlags::PFNMAP);
     if remap.old_len == 0 && !flags.intersects(VmaFlags::SHARED | VmaFlags::MAYSHARE) {
         return Err(RemapError::NotShared(range));
@@ -159,13 +163,13 @@ fn check_source(draft: &Draft<'_>, remap: &Remap) -> Result<(), RemapError> {
     }
     if remap.new_len <= remap.old_len && !remap.names_destination() {
         // What lies behind the first page isn't looked at.
-        return Ok(());
+        return Ok(remap);
     }
     if remap.old_len.min(remap.new_len) > range.end - remap.addr {
         return Err(RemapError::Crosses(range));
     }
     if remap.new_len <= remap.old_len {
-        return Ok(());
+        return Ok(remap);
     }
     let (totals, config) = (draft.totals(), draft.config);
     let pages = draft.pages.count(remap.new_len);
@@ -177,7 +181,21 @@ fn check_source(draft: &Draft<'_>, remap: &Remap) -> Result<(), RemapError> {
     }
     check_lock(totals, config, flags, remap.growth()).map_err(RemapError::LockLimit)?;
     check_expand(totals, config, flags, draft.pages.count(remap.growth()))?;
-    Ok(())
+    Ok(remap)
+}
+
+/// Lengths in whole huge pages; `None`: an address between them, even one that isn't used, or a longer mapping. Source:
+/// `align_hugetlb()`.
+fn align_huge(remap: &Remap, size: u64) -> Option<Remap> {
+    let mask = size - 1;
+    let round = |len: u64| len.wrapping_add(mask) & !mask;
+    let (old_len, new_len) = (round(remap.old_len), round(remap.new_len));
+    let fits = (remap.addr | remap.new_addr) & mask == 0 && new_len <= old_len;
+    fits.then_some(Remap {
+        old_len,
+        new_len,
+        ..*remap
+    })
 }
 
 /// Without a given destination. Source: `mremap_at()`.
@@ -314,6 +332,7 @@ fn destination(draft: &Draft<'_>, vma: Placed<'_>, remap: &Remap) -> Result<u64,
     let request = PlaceRequest {
         hint,
         len: remap.new_len,
+        align: 0,
         flags: if shared {
             MapFlags::SHARED
         } else {
@@ -443,9 +462,9 @@ fn move_all(draft: &mut Draft<'_>, remap: &Remap) -> Result<Done, RemapError> {
             new_addr: target + gap,
             ..*remap
         };
-        check_source(draft, &one)?;
+        let one = check_source(draft, &one)?;
         remap_to(draft, one)?;
-        target = one.new_addr + len;
+        target = one.new_addr + one.new_len;
         last_end = Some(range.end);
         at = range.end;
     }
@@ -463,11 +482,11 @@ fn plan(draft: &mut Draft<'_>, remap: &Remap) -> Result<Done, RemapError> {
     if remap.fixed && remap.old_len == remap.new_len {
         return move_all(draft, remap);
     }
-    check_source(draft, remap)?;
+    let remap = check_source(draft, remap)?;
     if remap.names_destination() {
-        remap_to(draft, *remap)
+        remap_to(draft, remap)
     } else {
-        remap_in_place(draft, *remap)
+        remap_in_place(draft, remap)
     }
 }
 
@@ -497,7 +516,7 @@ impl<B: Backend> AddressSpace<B> {
     /// # Errors
     /// | errno | when |
     /// |---|---|
-    /// | `EINVAL` | unknown flags or combinations; unaligned; new length 0 or too long; destination beyond the address space or overlapping; old length 0 on a private mapping |
+    /// | `EINVAL` | unknown flags or combinations; unaligned; new length 0 or too long; destination beyond the address space or overlapping; old length 0 on a private mapping; huge pages: addresses between them (`new_addr` as well, whether it's used or not), and growing |
     /// | `EFAULT` | nothing mapped at `addr`; the range crosses the end of a mapping while growing or moving; the mapping can't grow |
     /// | `EPERM` | source or destination sealed |
     /// | `EAGAIN` | too much locked memory |

@@ -28,6 +28,8 @@ pub struct Resident {
     pub file: u64,
     /// Pages of shared memory.
     pub shmem: u64,
+    /// Pages of 4 KiB that belong to huge ones, private or not (`HugetlbPages`).
+    pub huge: u64,
 }
 
 impl Resident {
@@ -35,9 +37,10 @@ impl Resident {
         self.anon += other.anon;
         self.file += other.file;
         self.shmem += other.shmem;
+        self.huge += other.huge;
     }
 
-    /// All kinds together.
+    /// All kinds together but huge pages (`VmRSS`).
     pub fn total(&self) -> u64 {
         self.anon + self.file + self.shmem
     }
@@ -48,6 +51,7 @@ struct Counts {
     anon: u16,
     file: u16,
     shmem: u16,
+    huge: u16,
     /// Not empty, guards and uncounted pages included.
     used: u16,
 }
@@ -58,6 +62,7 @@ impl Counts {
             Kind::Anon => Some(&mut self.anon),
             Kind::File => Some(&mut self.file),
             Kind::Shmem => Some(&mut self.shmem),
+            Kind::HugeAnon | Kind::HugeFile => Some(&mut self.huge),
             Kind::Uncounted => None,
         }
     }
@@ -163,7 +168,7 @@ impl LockedLeaf<'_> {
 
     /// An entry of its own for another leaf, which shows the same; stores to a private page go to copies from here on.
     pub(in super::super) fn share(&mut self, index: usize, entry: Entry) -> Entry {
-        if entry.is_owned() && entry.kind() == Kind::Anon && !planted("shared_pages_stay_owned") {
+        if entry.is_owned() && entry.is_private() && !planted("shared_pages_stay_owned") {
             self.leaf.entries[index].store(entry.without_owner().word(), Ordering::Release);
         }
         // SAFETY: P2: in the table, under its lock.
@@ -179,6 +184,7 @@ impl LockedLeaf<'_> {
             anon: self.counts.anon.into(),
             file: self.counts.file.into(),
             shmem: self.counts.shmem.into(),
+            huge: self.counts.huge.into(),
         }
     }
 
@@ -190,6 +196,7 @@ impl LockedLeaf<'_> {
                 Kind::Anon => resident.anon += 1,
                 Kind::File => resident.file += 1,
                 Kind::Shmem => resident.shmem += 1,
+                Kind::HugeAnon | Kind::HugeFile => resident.huge += 1,
                 Kind::Uncounted => {}
             }
         }

@@ -64,7 +64,7 @@ pub(super) use self::detach::{Detached, Hole};
 use self::directory::Directory;
 pub(super) use self::head::Account;
 pub use self::leaf::Resident;
-pub(super) use self::leaf::{Leaf, Seen};
+pub(super) use self::leaf::{Leaf, LockedLeaf, Seen};
 use self::link::{Link, Slot};
 pub(super) use self::relocate::Relocation;
 pub(super) use self::share::Plan;

@@ -137,7 +137,8 @@ fn copy_entries(from: Link, to: Link, low: u64, plan: &mut Plan<'_>) -> Result<(
         for index in indices {
             let entry = from.entry(index);
             // The child finds the file's by itself.
-            if matches!(entry.kind(), Kind::Anon | Kind::Uncounted) && !entry.is_none() {
+            let inherited = entry.is_private() || entry.kind() == Kind::Uncounted;
+            if inherited && !entry.is_none() {
                 if entry.is_pinned() {
                     plan.pinned.try_reserve(1).map_err(|_| NoMemory)?;
                     plan.pinned.push(low + ((index as u64) << PAGE_SHIFT));
