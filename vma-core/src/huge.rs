@@ -154,6 +154,8 @@ struct Places {
     next: u64,
     /// Mappings of the file in all spaces.
     mappings: u64,
+    /// There have been some, and are none.
+    is_closed: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -232,11 +234,17 @@ impl HugeFile {
         }
         places.mappings = places.mappings.saturating_sub(1);
         let is_last = places.mappings == 0;
+        places.is_closed = is_last;
         drop(places);
         if is_last {
             self.release(0..u64::MAX);
         }
         is_last
+    }
+
+    /// Nobody maps it any more, nor can: a fault that comes late puts nothing into the page cache.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.places.lock().is_closed
     }
 
     /// Takes a page of the pool for a page of the file. `owns`: the reservation is the taker's. `copy`: it's a copy of a page that

@@ -3,8 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
 use vma_core::{
-    Access, AddressSpace, Advice, Errno, FaultError, HugePool, LockAllFlags, MapFlags, MapRequest,
-    Overcommit, Prot, RemapFlags, RemapRequest, SpaceConfig, VmaFlags,
+    Access, AddressSpace, Advice, AdviseError, Errno, FaultError, HugePool, LockAllFlags,
+    LockError, MapError, MapFlags, MapRequest, Overcommit, Prot, ProtectError, RemapError,
+    RemapFlags, RemapRequest, SealError, SpaceConfig, UnmapError, VmaFlags,
 };
 
 const PAGE: u64 = 4096;
@@ -59,7 +60,7 @@ impl Tested {
             file: None,
             offset,
         };
-        let result = self.space.map(&request).map_err(|error| error.errno());
+        let result = self.space.map(&request).map_err(MapError::errno);
         self.space.check().unwrap();
         result
     }
@@ -75,7 +76,7 @@ impl Tested {
     }
 
     fn unmap(&self, addr: u64, len: u64) -> Result<(), Errno> {
-        self.space.unmap(addr, len).map_err(|error| error.errno())
+        self.space.unmap(addr, len).map_err(UnmapError::errno)
     }
 
     fn remap(&self, addr: u64, old: u64, new: u64, flags: u64, to: u64) -> Result<u64, Errno> {
@@ -86,7 +87,7 @@ impl Tested {
             flags: RemapFlags::from_bits_retain(flags),
             new_addr: to,
         };
-        self.space.remap(&request).map_err(|error| error.errno())
+        self.space.remap(&request).map_err(RemapError::errno)
     }
 
     fn reserved(&self) -> u64 {
@@ -404,7 +405,7 @@ fn mprotect_splits_between_pages_and_nothing_merges_again() {
     t.base(4, PRIVATE);
     let protect = |addr, len, prot| {
         let result = t.space.protect(addr, len, prot);
-        result.map_err(|error| error.errno())
+        result.map_err(ProtectError::errno)
     };
     assert_eq!(protect(BASE, PAGE, Prot::READ), Err(Errno::EINVAL));
     assert_eq!(protect(BASE + PAGE, M, Prot::READ), Err(Errno::EINVAL));
@@ -540,7 +541,7 @@ fn advice_is_taken_as_linux_takes_it() {
                 let t = tested();
                 t.base(2, flags);
                 let result = t.space.advise(BASE + at, len, advice);
-                result.map_err(|error| error.errno())
+                result.map_err(AdviseError::errno)
             });
             let expected = expected.map(|ok| if ok { Ok(()) } else { Err(errno) });
             assert_eq!(got, expected, "{advice:?} {flags:?}");
@@ -568,7 +569,7 @@ fn locking_is_a_no_op_that_counts_nothing() {
         let locked = t.map(0, len, RW, PRIVATE | MapFlags::LOCKED);
         assert_eq!(locked, Err(Errno::EAGAIN));
     }
-    let mlock = |len| t.space.mlock(BASE, len).map_err(|error| error.errno());
+    let mlock = |len| t.space.mlock(BASE, len).map_err(LockError::errno);
     assert_eq!((mlock(PAGE), mlock(M)), (Ok(()), Err(Errno::ENOMEM)));
     t.space.configure(limit(0)).unwrap();
     let locked = t.map(0, PAGE, RW, PRIVATE | MapFlags::LOCKED);
@@ -580,7 +581,7 @@ fn locking_is_a_no_op_that_counts_nothing() {
 fn seals_and_names() {
     let t = tested();
     t.base(2, PRIVATE);
-    let seal = |addr, len| t.space.seal(addr, len, 0).map_err(|error| error.errno());
+    let seal = |addr, len| t.space.seal(addr, len, 0).map_err(SealError::errno);
     assert_eq!(seal(BASE, PAGE), Err(Errno::EINVAL));
     assert_eq!(seal(BASE + PAGE, PAGE), Err(Errno::EINVAL));
     assert_eq!(seal(BASE, M), Ok(()));
@@ -608,7 +609,7 @@ fn limits_count_whole_pages() {
     assert_eq!(t.map(0, 2 * M, RW, PRIVATE), Err(Errno::ENOMEM));
     let addr = t.map(0, 2 * M, Prot::READ, PRIVATE).unwrap();
     let writable = t.space.protect(addr, 2 * M, RW);
-    assert_eq!(writable.map_err(|error| error.errno()), Err(Errno::ENOMEM));
+    assert_eq!(writable.map_err(ProtectError::errno), Err(Errno::ENOMEM));
     assert!(t.map(0, 2 * M, RW, SHARED).is_ok());
     assert_eq!(t.reserved(), 5);
 }
@@ -620,6 +621,6 @@ fn without_a_pool_there_are_no_huge_pages() {
         flags: PRIVATE | NORESERVE,
         ..MapRequest::anonymous(M, RW)
     };
-    let result = space.map(&request).map_err(|error| error.errno());
+    let result = space.map(&request).map_err(MapError::errno);
     assert_eq!(result, Err(Errno::ENOMEM));
 }

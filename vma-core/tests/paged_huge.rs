@@ -72,18 +72,18 @@ fn a_first_access_takes_a_page_as_a_whole() {
     assert_eq!((counts(&pool), present(&space)), ((6, 2), 2));
     let mut bytes = vec![1; M as usize];
     space.accessor().read(BASE, &mut bytes).unwrap();
-    let seven = (5 * PAGE) as usize;
+    let stored = (5 * PAGE) as usize;
     assert_eq!(
-        (bytes[seven], bytes.iter().filter(|b| **b != 0).count()),
+        (bytes[stored], bytes.iter().filter(|b| **b != 0).count()),
         (7, 1)
     );
     let mut there = [9; 4 * 512];
     space.mincore(BASE, 4 * M, &mut there).unwrap();
-    let seen: Vec<_> = there
+    let sums: Vec<_> = there
         .chunks(512)
         .map(|page| page.iter().map(|b| u32::from(*b)).sum::<u32>())
         .collect();
-    assert_eq!(seen, [512, 0, 512, 0]);
+    assert_eq!(sums, [512, 0, 512, 0]);
     // In place of anything smaller.
     space.unmap(BASE - PAGE, M + PAGE).unwrap();
     assert_eq!((counts(&pool), present(&space)), ((7, 2), 1));
@@ -445,6 +445,24 @@ fn a_fixed_mapping_takes_the_pages_of_what_it_replaces() {
     assert_eq!(counts(&pool), (0, 0));
 }
 
+/// What an earlier call under the same lock has unmapped can be reserved again.
+#[test]
+fn calls_of_one_guard_find_each_other_s_pages() {
+    let pool = HugePool::new(2);
+    let space = space(&pool);
+    map(&space, 2, PRIVATE | MapFlags::POPULATE);
+    let mut guard = space.write();
+    guard.unmap(BASE, 2 * M).unwrap();
+    let request = MapRequest {
+        flags: SHARED | MapFlags::ANONYMOUS | MapFlags::HUGETLB,
+        ..MapRequest::anonymous(2 * M, RW)
+    };
+    let addr = guard.map(&request).unwrap();
+    drop(guard);
+    assert_eq!(counts(&pool), (2, 2));
+    assert_eq!(store(&space, addr, 1), Ok(()));
+}
+
 /// Many threads at the same pages: each page is taken once, and nothing that was stored is lost.
 #[test]
 fn faults_of_several_threads_take_each_page_once() {
@@ -471,6 +489,26 @@ fn faults_of_several_threads_take_each_page_once() {
         assert_eq!((counts(&pool), present(&space)), ((0, 0), 4));
         drop(space);
         assert_eq!(counts(&pool), (4, 0));
+    }
+}
+
+/// A fault that finds the last shared mapping gone leaves nothing in the file.
+#[test]
+fn a_fault_beside_the_last_unmap_gives_its_page_back() {
+    let pool = HugePool::new(2);
+    let space = space(&pool);
+    for _ in 0..100 {
+        map(&space, 1, SHARED);
+        let barrier = Barrier::new(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                barrier.wait();
+                let _ = store(&space, BASE, 1);
+            });
+            barrier.wait();
+            space.unmap(BASE, M).unwrap();
+        });
+        assert_eq!(counts(&pool), (2, 0));
     }
 }
 

@@ -183,6 +183,11 @@ impl PageCache {
         }
         let frames = make()?;
         let mut pages = self.pages.write();
+        // The last mapping's end is noted before pages are let go of under this lock.
+        if object.huge().is_some_and(|huge| huge.is_closed()) {
+            drop(pages);
+            return Ok(None);
+        }
         for (pgoff, frame) in range.clone().zip(&frames) {
             pages.insert(pgoff, Page::Frame(frame.clone()));
         }

@@ -167,6 +167,8 @@ const MODIFIERS: [u64; 9] = [
 ];
 
 const HUGETLB: u64 = 0x4_0000;
+/// `MAP_LOCKED`, `MAP_POPULATE`.
+const POPULATING: u64 = 0xa000;
 /// Bytes.
 pub(crate) const HUGE_PAGE: u64 = 2 << 20;
 
@@ -458,59 +460,59 @@ pub(crate) fn sequence(mix: &Mix, seed: u64) -> Vec<Call> {
 /// No moves to given places: Linux 6.18 loses reservations for good when a part of a private mapping moves.
 #[allow(dead_code, reason = "not every test has huge pages")]
 pub(crate) fn in_huge_pages(calls: &[Call], page: u64, seed: u64, faults: bool) -> Vec<Call> {
-    let mut random = Random::new(seed ^ 0x4e7b);
-    let scaled = |bytes: u64, random: &mut Random| {
-        let (whole, rest) = (bytes / page * HUGE_PAGE, bytes % page);
-        match random.below(16) {
-            0 => whole.saturating_sub(page) + rest,
-            _ => whole + rest,
-        }
+    let mut scale = Scale {
+        page,
+        random: Random::new(seed ^ 0x4e7b),
     };
-    let mut result = Vec::new();
-    for call in calls {
-        let random = &mut random;
-        let range = |at: u64, len: u64, random: &mut Random| {
-            let end = scaled(at + len, random);
-            let at = scaled(at, random);
-            (at, end.saturating_sub(at))
-        };
-        result.push(match *call {
+    let scaled = calls.iter().filter_map(|call| scale.call(*call, faults));
+    scaled.collect()
+}
+
+struct Scale {
+    page: u64,
+    random: Random,
+}
+
+impl Scale {
+    /// A page is 2 MiB now, or a bit less.
+    fn bytes(&mut self, bytes: u64) -> u64 {
+        let (whole, rest) = (bytes / self.page * HUGE_PAGE, bytes % self.page);
+        if self.random.one_in(16) {
+            whole.saturating_sub(self.page) + rest
+        } else {
+            whole + rest
+        }
+    }
+
+    fn range(&mut self, at: &mut u64, len: &mut u64) {
+        let end = self.bytes(*at + *len);
+        *at = self.bytes(*at);
+        *len = end.saturating_sub(*at);
+    }
+
+    /// `None`: it's left out.
+    fn call(&mut self, mut call: Call, faults: bool) -> Option<Call> {
+        match &mut call {
             Call::Map {
                 at,
                 len,
-                prot,
-                mut flags,
+                flags,
                 file,
                 offset,
+                ..
             } => {
-                let (at, len) = range(at, len, random);
+                self.range(at, len);
                 if !faults {
-                    flags &= !0xa000;
+                    *flags &= !POPULATING;
                 }
-                if file.is_none() && !random.one_in(4) {
-                    flags |= HUGETLB;
+                if file.is_none() && !self.random.one_in(4) {
+                    *flags |= HUGETLB;
                 }
-                let offset = if file.is_none() && !random.one_in(4) {
+                *offset = if file.is_none() && !self.random.one_in(4) {
                     0
                 } else {
-                    scaled(offset, random)
+                    self.bytes(*offset)
                 };
-                Call::Map {
-                    at,
-                    len,
-                    prot,
-                    flags,
-                    file,
-                    offset,
-                }
-            }
-            Call::Unmap { at, len } => {
-                let (at, len) = range(at, len, random);
-                Call::Unmap { at, len }
-            }
-            Call::Protect { at, len, prot } => {
-                let (at, len) = range(at, len, random);
-                Call::Protect { at, len, prot }
             }
             Call::Remap {
                 at,
@@ -518,52 +520,41 @@ pub(crate) fn in_huge_pages(calls: &[Call], page: u64, seed: u64, faults: bool) 
                 new,
                 flags,
                 to,
-            } => Call::Remap {
-                at: scaled(at, random),
-                old: scaled(old, random),
-                new: scaled(new, random),
-                flags: flags & !MOVE_FIXED,
-                to: scaled(to, random),
-            },
-            // What comes of collapsing depends on which pages are present.
-            Call::Advise { advice: 25, .. } => continue,
-            Call::Advise { at, len, advice } if faults || !matches!(advice, 22 | 23) => {
-                let (at, len) = range(at, len, random);
-                Call::Advise { at, len, advice }
+            } => {
+                for bytes in [at, old, new, to] {
+                    *bytes = self.bytes(*bytes);
+                }
+                *flags &= !MOVE_FIXED;
             }
-            Call::Guard { at, len } => {
-                let (at, len) = range(at, len, random);
-                Call::Guard { at, len }
+            // What comes of collapsing depends on which pages are present; the others aren't for ranges in the zone.
+            Call::Advise { advice: 25, .. }
+            | Call::LockAll { .. }
+            | Call::UnlockAll
+            | Call::RemapFile { .. }
+            | Call::Truncate { .. } => return None,
+            Call::Advise {
+                advice: 22 | 23, ..
             }
-            Call::Lock { at, len, on_fault } if faults => {
-                let (at, len) = range(at, len, random);
-                Call::Lock { at, len, on_fault }
+            | Call::Lock { .. }
+            | Call::Touch { .. }
+                if !faults =>
+            {
+                return None;
             }
-            Call::Unlock { at, len } => {
-                let (at, len) = range(at, len, random);
-                Call::Unlock { at, len }
-            }
-            Call::Seal { at, len } => {
-                let (at, len) = range(at, len, random);
-                Call::Seal { at, len }
-            }
-            Call::Sync { at, len, flags } => {
-                let (at, len) = range(at, len, random);
-                Call::Sync { at, len, flags }
-            }
-            Call::Core { at, len } => {
-                let (at, len) = range(at, len, random);
-                Call::Core { at, len }
-            }
-            Call::Touch { at, len, write } if faults => {
-                let (at, len) = range(at, len, random);
-                Call::Touch { at, len, write }
-            }
-            Call::Fork => Call::Fork,
-            _ => continue,
-        });
+            Call::Unmap { at, len }
+            | Call::Protect { at, len, .. }
+            | Call::Advise { at, len, .. }
+            | Call::Guard { at, len }
+            | Call::Lock { at, len, .. }
+            | Call::Unlock { at, len }
+            | Call::Seal { at, len }
+            | Call::Sync { at, len, .. }
+            | Call::Core { at, len }
+            | Call::Touch { at, len, .. } => self.range(at, len),
+            Call::Fork => {}
+        }
+        Some(call)
     }
-    result
 }
 
 /// Drops calls while what is left still fails: halves first, single ones in the end.

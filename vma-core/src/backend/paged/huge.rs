@@ -36,7 +36,7 @@ struct Block {
     /// Frames that somebody has a reference to. A decrement is a release, and the last one acquires, as in a frame itself.
     live: AtomicUsize,
     page: HugePage,
-    _memory: Mapping,
+    memory: Mapping,
 }
 
 impl Block {
@@ -51,12 +51,12 @@ impl Block {
             heads,
             live: AtomicUsize::new(ENTRIES),
             page,
-            _memory: memory,
+            memory,
         }));
         for at in 0..ENTRIES {
             // SAFETY: made above, and nobody else has it yet.
             let made = unsafe { &mut *block };
-            let memory = made._memory.page(at);
+            let memory = made.memory.page(at);
             // SAFETY: F1: a page of the block's own, which stays as long as one of its frames has a reference.
             let head = unsafe { FrameHead::new(memory, block.cast_const().cast(), release) };
             made.heads.push(head);
@@ -277,8 +277,8 @@ fn shared(paged: &Paged, fault: &Fault<'_>, place: &Place<'_>) -> Result<Faulted
             }
             Ok(frames)
         };
-        let pages = object.pages();
-        pages.get_or_make_huge(object, place.pgoffs(), make)?
+        let cache = object.pages();
+        cache.get_or_make_huge(object, place.pgoffs(), make)?
     };
     let Some(frames) = frames else {
         return Ok(Faulted::Again);

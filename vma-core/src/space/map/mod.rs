@@ -183,6 +183,10 @@ impl<B: Backend> WriteGuard<'_, B> {
     /// # Errors
     /// As there.
     pub fn map(&mut self, request: &MapRequest) -> Result<u64, MapError> {
+        if request.flags.contains(MapFlags::HUGETLB) {
+            // Pages that earlier calls have taken out may be what is needed.
+            self.after.finish(self.space);
+        }
         let mut huge = None;
         let parsed = parse(self.config(), request, &mut huge)?;
         self.map_parsed(&parsed)
