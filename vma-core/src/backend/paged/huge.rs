@@ -144,8 +144,8 @@ pub(super) fn fault(paged: &Paged, fault: &Fault<'_>) -> Result<Faulted, FaultEr
         huge,
     };
     let state = paged.state();
-    let seen = state.tables.leaf(fault.addr);
-    if seen.is_some_and(|seen| suffices(seen.entry(index(fault.addr)), fault.access)) {
+    let looked = state.tables.look(fault.addr);
+    if looked.is_some_and(|(_, entry)| suffices(entry, fault.access)) {
         return Ok(Faulted::Done);
     }
     let start = place.page.checked_mul(size);
