@@ -52,7 +52,6 @@ mod imp {
     #[derive(Debug, Default)]
     pub struct Track;
 
-    #[expect(clippy::unused_self, reason = "loom's has something to do")]
     impl Track {
         pub const fn new() -> Self {
             Track
@@ -209,7 +208,6 @@ mod imp {
     #[derive(Debug, Default)]
     pub struct Track;
 
-    #[expect(clippy::unused_self, reason = "loom's has something to do")]
     impl Track {
         pub const fn new() -> Self {
             Track

@@ -98,8 +98,8 @@ impl Spares {
         let table: *mut () = if below == 0 {
             Box::into_raw(self.leaves.pop()?).cast()
         } else {
-            let is_such = |directory: &Box<Directory>| directory.below + 1 == below;
-            let at = self.directories.iter().position(is_such)?;
+            let mut below_it = self.directories.iter().map(|directory| directory.below + 1);
+            let at = below_it.position(|it| it == below)?;
             Box::into_raw(self.directories.swap_remove(at)).cast()
         };
         Some(Link(table))
