@@ -289,15 +289,17 @@ fn exchange(
     which: impl Fn(u64, Entry) -> bool,
 ) {
     state.tables.for_each(start, end, |seen, at, mut range| {
-        // What calls change was made the space's own. Files have nothing in tables that are shared.
+        // What calls change was made the space's own. Files have nothing in tables that are shared, nor had in those that the space
+        // has left since: what is there is another's. Model: `a_file_takes_nothing_from_a_table_that_was_left`.
         if seen.is_shared {
             return;
         }
+        let is_ours = || state.tables.owns(at, seen.leaf) || planted("no_look_at_owner");
         let first = range.start;
         let which = |index: usize, entry| which(at + ((index - first) * PAGE) as u64, entry);
         loop {
             detached.make_room(range.len());
-            detached.exchange(seen.leaf, &mut range, new, which);
+            detached.exchange(seen.leaf, &mut range, new, is_ours, which);
             if range.is_empty() {
                 return;
             }

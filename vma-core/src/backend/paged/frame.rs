@@ -18,7 +18,7 @@ use super::PAGE;
 pub struct FrameHead {
     /// References. An increment is relaxed, since whoever makes one has a reference; a decrement is a release, and the last one
     /// acquires, so that all uses come before the frame is given back. As `std::sync::Arc`. Model:
-    /// `each_gets_a_copy_of_its_own`.
+    /// `a_frame_goes_back_after_its_last_use`.
     refs: AtomicU32,
     /// [`REMOVED`], and how often it's pinned, in units of [`PIN`]. Relaxed: ordered by the locks of the page cache and of the page
     /// table that both sides take.

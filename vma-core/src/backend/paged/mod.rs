@@ -106,7 +106,8 @@ struct State {
     /// First address beyond the space.
     limit: u64,
     tables: Tables,
-    /// The shared side while a fault changes tables; exclusively while they are shared with a child.
+    /// The shared side while a fault changes tables; exclusively while they are shared with a child. Model:
+    /// `a_child_has_what_was_there_at_one_instant`.
     faults: PercpuRwSemaphore<()>,
     shootdown: Shootdown,
     owed: Owed,

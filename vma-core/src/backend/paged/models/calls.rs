@@ -3,7 +3,7 @@
 use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
 
-use super::{Cpu, NEW, NOTHING, ONE_LEVEL, World, model, page};
+use super::{Cpu, NEW, NOTHING, OLD, ONE_LEVEL, World, load, model, page, store};
 use crate::space::Access;
 
 /// Where nothing was mapped before, so that there is no table: a fault puts its page in before the call comes to the leaf,
@@ -115,13 +115,9 @@ fn a_fault_of_the_old_mapping_puts_nothing_into_the_new_one() {
         let mut world = World::new();
         let space = world.space(ONE_LEVEL);
         let mut cpu = Cpu::new(&space);
+        // 1 is for the old mapping alone.
         let old = thread::spawn(move || {
-            let Some(vma) = cpu.space.find() else { return };
-            let was_old = std::ptr::eq(vma, &raw const cpu.space.records[super::OLD]);
-            // 1 is for the old mapping alone.
-            if was_old {
-                cpu.store_if(page(0), 1, super::OLD);
-            }
+            cpu.while_mapped(OLD, page(0), Access::Write, |memory| store(memory, 1))
         });
         let taken = space.unmap(page(0), page(1), (0, u64::MAX), NEW);
         let mut cpu = Cpu::new(&space);
@@ -158,6 +154,26 @@ fn a_new_mapping_waits_for_accesses_that_an_earlier_call_owes() {
         mapped.store(true, Ordering::Release);
         space.finish(first);
         accessor.join().unwrap();
+        drop(space);
+        world.end();
+    });
+}
+
+/// Who finds the new mapping doesn't find the old one's page in it, neither before nor after that has been taken out.
+#[test]
+fn a_gate_keeps_old_pages_from_a_new_mapping() {
+    model(Some(3), || {
+        let mut world = World::new();
+        let space = world.space(ONE_LEVEL);
+        let mut cpu = Cpu::new(&space);
+        assert!(cpu.store(page(0), 1));
+        let other = thread::spawn(move || {
+            let seen = cpu.while_mapped(NEW, page(0), Access::Read, load);
+            assert!(matches!(seen, None | Some(0)), "{seen:?}");
+        });
+        let taken = space.unmap(page(0), page(1), (0, u64::MAX), NEW);
+        space.finish(taken);
+        other.join().unwrap();
         drop(space);
         world.end();
     });

@@ -251,6 +251,15 @@ fn load(memory: NonNull<u8>) -> u64 {
     word
 }
 
+/// # Panics
+///
+/// As [`load`].
+fn store(memory: NonNull<u8>, value: u64) {
+    load(memory);
+    // SAFETY: F2, S1: as in `load`.
+    unsafe { PageBytes::at(memory) }.write(0, &value.to_ne_bytes());
+}
+
 /// An accessor, which caches a translation per page.
 struct Cpu {
     accessing: Accessing<'static>,
@@ -333,16 +342,18 @@ impl Cpu {
     }
 
     fn store(&mut self, addr: u64, value: u64) -> bool {
-        let store = |memory| {
-            load(memory);
-            // SAFETY: F2, S1, between the marks.
-            unsafe { PageBytes::at(memory) }.write(0, &value.to_ne_bytes());
-        };
-        self.on_page(addr, Access::Write, store).is_some()
+        let stored = self.on_page(addr, Access::Write, |memory| store(memory, value));
+        stored.is_some()
     }
 
-    /// Stores where `which` is mapped, and nowhere else: what another mapping would allow isn't this one's business.
-    fn store_if(&mut self, addr: u64, value: u64, which: usize) {
+    /// Does `f` to a page as long as `which` is mapped there: what another mapping has isn't this one's business.
+    fn while_mapped<R>(
+        &mut self,
+        which: usize,
+        addr: u64,
+        access: Access,
+        f: impl FnOnce(NonNull<u8>) -> R,
+    ) -> Option<R> {
         let space = Arc::clone(&self.space);
         let is_it = || space.published.load(Ordering::Acquire) == which;
         while is_it() {
@@ -353,17 +364,16 @@ impl Cpu {
             };
             // Where the mapping changes in between, the call that changes it waits for this access.
             if is_it()
-                && let Some(found) = Self::translate(&space, addr, Access::Write)
+                && let Some(found) = Self::translate(&space, addr, access)
                 && is_it()
             {
-                // SAFETY: F2, S1, between the marks.
-                unsafe { PageBytes::at(found.2) }.write(0, &value.to_ne_bytes());
-                return;
+                return Some(f(found.2));
             }
             drop(now);
-            if is_it() {
-                space.fault(addr, Access::Write);
+            if !is_it() || !space.fault(addr, access) {
+                return None;
             }
         }
+        None
     }
 }

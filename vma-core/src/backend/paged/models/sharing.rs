@@ -2,6 +2,8 @@
 
 use loom::thread;
 
+use crate::backend::{Backend as _, FileUnmap};
+use crate::file::{FileKind, FileObject};
 use crate::space::Access;
 
 use super::{Cpu, NOTHING, ONE_LEVEL, TWO_LEVELS, World, model, page};
@@ -111,7 +113,7 @@ fn a_late_copy_leaves_the_owner_alone() {
 /// The same where the late one faults in a range that is being unmapped, so that its space leaves the table by that.
 #[test]
 fn a_late_copy_of_what_is_unmapped_leaves_the_owner_alone() {
-    model(Some(3), || {
+    model(Some(4), || {
         let mut world = World::new();
         let parent = world.space(ONE_LEVEL);
         assert!(Cpu::new(&parent).store(page(0), 1));
@@ -214,7 +216,7 @@ fn a_shared_table_is_freed_once() {
 #[test]
 fn a_child_has_what_was_there_at_one_instant() {
     for forked_before in [false, true] {
-        model(Some(2), move || {
+        model(Some(3), move || {
             let mut world = World::new();
             let parent = world.space(ONE_LEVEL);
             let mut cpu = Cpu::new(&parent);
@@ -246,7 +248,7 @@ fn a_child_has_what_was_there_at_one_instant() {
 /// A thread is on its way through shared tables while its space leaves them, and the other one ends: they are freed after it.
 #[test]
 fn a_reader_keeps_tables_that_both_spaces_have_left() {
-    model(Some(3), || {
+    model(Some(4), || {
         let mut world = World::new();
         let parent = world.space(ONE_LEVEL);
         assert!(Cpu::new(&parent).store(page(0), 1));
@@ -263,6 +265,37 @@ fn a_reader_keeps_tables_that_both_spaces_have_left() {
         reader.join().unwrap();
         assert_eq!(world.live(), 1);
         drop(parent);
+        world.end();
+    });
+}
+
+/// A file lets go of its pages; the walk comes to a leaf that the space has left meanwhile: what another has there stays.
+#[test]
+fn a_file_takes_nothing_from_a_table_that_was_left() {
+    model(None, || {
+        let mut world = World::new();
+        let parent = world.space(ONE_LEVEL);
+        assert!(Cpu::new(&parent).store(page(1), 1));
+        let file = {
+            let parent = parent.clone();
+            thread::spawn(move || {
+                let file = FileObject::builder(FileKind::Regular, "f").build();
+                parent.paged.unmap_file(&FileUnmap {
+                    file: &file,
+                    start: page(0),
+                    end: page(1),
+                    copies: true,
+                    is_shown: &|_| true,
+                });
+            })
+        };
+        // By now something else is mapped there.
+        let child = world.fork(&parent);
+        parent.paged.state().tables.own_leaf(page(1)).unwrap();
+        assert!(Cpu::new(&child).store(page(0), 7));
+        file.join().unwrap();
+        assert_eq!(child.content(page(0)), Some(7));
+        drop((parent, child));
         world.end();
     });
 }

@@ -69,19 +69,21 @@ impl Detached {
         range: &mut Range<usize>,
         which: impl Fn(usize, Entry) -> bool,
     ) {
-        self.exchange(leaf, range, Entry::NONE, which);
+        self.exchange(leaf, range, Entry::NONE, || true, which);
     }
 
-    /// The same, with something else in their place.
+    /// The same, with something else in their place. None if the leaf isn't the space's any more, which `is_ours` is asked under its
+    /// lock.
     pub(in super::super) fn exchange(
         &mut self,
         leaf: &Leaf,
         range: &mut Range<usize>,
         new: Entry,
+        is_ours: impl Fn() -> bool,
         which: impl Fn(usize, Entry) -> bool,
     ) {
         let mut leaf = leaf.lock();
-        if leaf.is_empty() && new.is_none() {
+        if leaf.is_empty() && new.is_none() || !is_ours() {
             range.start = range.end;
         }
         while range.start < range.end && self.entries.len() < self.entries.capacity() {

@@ -182,6 +182,13 @@ impl Tables {
         }
     }
 
+    /// Whether `leaf` is the one for `addr`, and this space's alone. The caller as for [`leaf`](Self::leaf); while it has the leaf's
+    /// lock, nobody else puts anything in.
+    pub(super) fn owns(&self, addr: u64, leaf: &Leaf) -> bool {
+        let now = self.leaf(addr);
+        now.is_some_and(|now| ptr::eq(now.leaf, leaf) && !now.is_shared)
+    }
+
     /// The leaf for `addr`, made if need be, and this space's alone. The caller as for [`leaf`](Self::leaf), and the tables
     /// aren't [shared](Self::share) meanwhile.
     pub(super) fn own_leaf(&self, addr: u64) -> Result<&Leaf, NoMemory> {
