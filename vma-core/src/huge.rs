@@ -331,7 +331,7 @@ impl Drop for HugePage {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 #[allow(clippy::unwrap_used, reason = "tests may")]
 mod tests {
     use super::*;

@@ -427,7 +427,7 @@ impl<B: Backend> Drop for WriteGuard<'_, B> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 #[allow(clippy::unwrap_used, reason = "tests may")]
 mod tests {
     use super::*;

@@ -401,7 +401,7 @@ fn copy_pinned(
     Ok(())
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 #[allow(clippy::unwrap_used, reason = "tests may")]
 mod tests {
     use super::*;
