@@ -148,8 +148,6 @@ pub(crate) struct HugeFile {
 struct Places {
     /// Pages of the file that were reserved; none of a mapping with `NORESERVE`.
     by_page: BTreeMap<u64, Place>,
-    /// Something was reserved.
-    reserves: bool,
     /// Number of the next page that is taken.
     next: u64,
     /// Mappings of the file in all spaces.
@@ -201,7 +199,6 @@ impl HugeFile {
             return false;
         }
         let mut places = self.places.lock();
-        places.reserves = true;
         places
             .by_page
             .extend(pages.map(|page| (page, Place::Reserved)));
@@ -258,18 +255,24 @@ impl HugeFile {
         if !self.pool.take(reserved) {
             return None;
         }
-        // A place that was unmapped has nothing any more, and one that was never reserved neither.
-        let of = place.map(|_| {
-            let id = places.next;
-            places.next += 1;
-            places.by_page.insert(page, Place::Used(id));
-            (Arc::downgrade(self), page, id)
-        });
-        Some(HugePage {
-            pool: self.pool.clone(),
-            of,
-            is_unused: AtomicBool::new(reserved),
-        })
+        // What was in the place, for when the page is put in nowhere.
+        let before = match place {
+            // A page that was there is on its way out.
+            Some(_) if !copy => Place::Reserved,
+            Some(place @ Place::Used(_)) => place,
+            // It was unmapped, or was never reserved.
+            Some(Place::Reserved) | None => return Some(HugePage::new(&self.pool, None)),
+        };
+        let id = places.next;
+        places.next += 1;
+        places.by_page.insert(page, Place::Used(id));
+        let used = UsedPlace {
+            file: Arc::downgrade(self),
+            page,
+            id,
+            before,
+        };
+        Some(HugePage::new(&self.pool, Some(used)))
     }
 }
 
@@ -283,50 +286,70 @@ impl Drop for HugeFile {
 #[derive(Debug)]
 pub(crate) struct HugePage {
     pool: HugePool,
-    /// The place that it uses: file, page and number.
-    of: Option<(Weak<HugeFile>, u64, u64)>,
-    /// It has taken a reservation, and isn't put in anywhere yet.
-    is_unused: AtomicBool,
+    place: Option<UsedPlace>,
+    /// It has been put in somewhere. Relaxed: whoever drops it comes after.
+    is_used: AtomicBool,
+}
+
+/// The place that a page uses.
+#[derive(Debug)]
+struct UsedPlace {
+    file: Weak<HugeFile>,
+    page: u64,
+    /// The page's number there.
+    id: u64,
+    /// What the place is again if the page isn't put in: used by the page that it would have been a copy of, or reserved.
+    before: Place,
 }
 
 impl HugePage {
-    /// It's put in. Relaxed: whoever drops it comes after.
+    fn new(pool: &HugePool, place: Option<UsedPlace>) -> Self {
+        HugePage {
+            pool: pool.clone(),
+            place,
+            is_used: AtomicBool::new(false),
+        }
+    }
+
+    /// It's put in.
     pub(crate) fn set_used(&self) {
-        self.is_unused.store(false, Ordering::Relaxed);
+        self.is_used.store(true, Ordering::Relaxed);
     }
 
     /// Another page of the same pool, without a reservation.
     pub(crate) fn another(&self) -> Option<HugePage> {
-        self.pool.take(false).then(|| HugePage {
-            pool: self.pool.clone(),
-            of: None,
-            is_unused: AtomicBool::new(false),
-        })
+        let taken = self.pool.take(false);
+        taken.then(|| HugePage::new(&self.pool, None))
     }
 }
 
 impl Drop for HugePage {
     fn drop(&mut self) {
-        let of = self.of.take();
-        let file = of.as_ref().and_then(|(file, _, _)| file.upgrade());
-        let (Some((_, page, id)), Some(file)) = (of, file) else {
+        let place = self.place.take();
+        let file = place.as_ref().and_then(|place| place.file.upgrade());
+        let (Some(place), Some(file)) = (place, file) else {
             self.pool.put(false);
             return;
         };
         let mut places = file.places.lock();
         // Of a place that was unmapped, or has another page by now, it's none of its business.
-        let restores = places.by_page.get(&page) == Some(&Place::Used(id));
-        // A hole that was punched into shared memory isn't reserved again.
-        let restores = if restores && (file.is_private || self.is_unused.load(Ordering::Relaxed)) {
-            places.by_page.insert(page, Place::Reserved);
-            true
-        } else {
-            if restores {
-                places.by_page.remove(&page);
-            }
-            false
-        };
-        self.pool.put(restores);
+        let mut reserved = false;
+        if places.by_page.get(&place.page) == Some(&Place::Used(place.id)) {
+            let next = if !self.is_used.load(Ordering::Relaxed) {
+                Some(place.before)
+            } else if file.is_private {
+                Some(Place::Reserved)
+            } else {
+                // A hole that was punched into shared memory isn't reserved again.
+                None
+            };
+            reserved = next == Some(Place::Reserved);
+            match next {
+                Some(next) => places.by_page.insert(place.page, next),
+                None => places.by_page.remove(&place.page),
+            };
+        }
+        self.pool.put(reserved);
         drop(places);
     }
 }
@@ -349,6 +372,7 @@ mod tests {
         assert_eq!(counts(&pool), (3, 2));
         let page = file.take(0, true, false).unwrap();
         assert_eq!(counts(&pool), (2, 1));
+        page.set_used();
         drop(page);
         assert_eq!(counts(&pool), (3, 2));
         let page = file.take(0, true, false).unwrap();
@@ -366,7 +390,12 @@ mod tests {
         let file = HugeFile::new(HUGE_PAGE, pool.clone(), true);
         assert!(file.reserve(0..2, 0));
         let first = file.take(0, true, false).unwrap();
+        first.set_used();
+        // Put in nowhere, a copy leaves the place as it was.
+        drop(file.take(0, true, true).unwrap());
+        assert_eq!(counts(&pool), (2, 1));
         let copy = file.take(0, true, true).unwrap();
+        copy.set_used();
         assert_eq!(counts(&pool), (1, 1));
         assert!(file.take(0, false, false).is_none(), "the last is reserved");
         drop(first);

@@ -134,6 +134,8 @@ struct Pair {
     space: AddressSpace,
     /// Locked memory outside of the zone can't be told from that inside.
     outside_locked: bool,
+    /// Huge pages that were reserved before, where nothing uses one, so that reservations can be compared.
+    reserved_before: Option<u64>,
     compared: Counts,
 }
 
@@ -199,6 +201,7 @@ impl Pair {
             world: World::new(zone, &object, &sealed),
             space: AddressSpace::new(facts.config.clone()).unwrap(),
             outside_locked: false,
+            reserved_before: None,
             compared: Counts::default(),
         }
     }
@@ -289,6 +292,14 @@ impl Pair {
                 Kernel::locked()
             );
         }
+        if let Some(before) = self.reserved_before
+            && let Some(pool) = &self.space.config().hugetlb
+        {
+            let (expected, got) = (sys::reserved_huge_pages() - before, pool.stats().reserved);
+            if expected != got {
+                let _ = writeln!(text, "reserved: the kernel has {expected}, the space {got}");
+            }
+        }
         if let Err(error) = self.space.check() {
             let _ = writeln!(text, "the space is broken: {error}");
         }
@@ -334,6 +345,9 @@ fn run(test: &Test, calls: &[Call]) -> Result<Counts, Difference> {
             _ => facts.config.page_size,
         };
         let mut pair = Pair::new(&facts, zone_page);
+        if matches!(test.setting, Setting::HugePages { faults: false, .. }) {
+            pair.reserved_before = Some(sys::reserved_huge_pages());
+        }
         if matches!(test.setting, Setting::NoNewCode) {
             pair.space.set_mdwe(MdweFlags::REFUSE_EXEC_GAIN).unwrap();
         }

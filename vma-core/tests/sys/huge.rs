@@ -17,6 +17,11 @@ pub(super) fn available() -> u64 {
     free.saturating_sub(meminfo("HugePages_Rsvd").unwrap_or(0))
 }
 
+/// Pages that are reserved, in the whole machine.
+pub(crate) fn reserved_huge_pages() -> u64 {
+    meminfo("HugePages_Rsvd").unwrap_or(0)
+}
+
 /// Pages of 2 MiB that nobody else has, until it's dropped.
 #[derive(Debug)]
 pub(crate) struct MachinePool {

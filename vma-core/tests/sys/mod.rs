@@ -17,7 +17,7 @@ mod setting;
 
 pub(crate) use self::child::{Ended, in_child};
 pub(crate) use self::facts::{Facts, why_not_comparable};
-pub(crate) use self::huge::MachinePool;
+pub(crate) use self::huge::{MachinePool, reserved_huge_pages};
 pub(crate) use self::kernel::Kernel;
 pub(crate) use self::layout::{Line, lines_between};
 pub(crate) use self::setting::{

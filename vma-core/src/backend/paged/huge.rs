@@ -327,7 +327,12 @@ fn install(
             state.shootdown.invalidate();
         }
     }
-    for (at, entry) in new.place().into_iter().enumerate() {
+    let placed = new.place();
+    if let Some(head) = placed.first().and_then(|entry| entry.head()) {
+        // SAFETY: F2: the entry's reference, which nobody takes as long as the leaf is locked.
+        unsafe { Block::of(head) }.page.set_used();
+    }
+    for (at, entry) in placed.into_iter().enumerate() {
         leaf.replace(at, entry);
     }
     drop(leaf);
