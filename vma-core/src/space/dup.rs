@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use vma_rcu::tree::{Record as _, View};
+use vma_rcu::tree::{Entry, Record as _};
 
 use super::draft::HookEvent;
 use super::{AddressSpace, Inner, WriteGuard};
@@ -65,44 +65,6 @@ fn child_of(vma: &Vma, ids: &mut AnonIds) -> Vma {
         .with_file(file)
 }
 
-/// Entries and totals of a copy.
-fn copy_entries<B: Backend>(
-    guard: &WriteGuard<'_, B>,
-    config: &SpaceConfig,
-    ids: &mut AnonIds,
-    copying: Copying,
-) -> Result<(Entries, Totals), LimitError> {
-    let inner = guard.inner();
-    let view = guard.space.core.tree.locked(&inner.writer);
-    let mut entries = Vec::with_capacity(view.len());
-    let mut totals = Totals::default();
-    for entry in view.iter(0) {
-        let pages = config.pages().count(entry.end - entry.start);
-        let copy = match copying {
-            Copying::Exact => {
-                let file = entry.value.file().map(OpenFile::for_child);
-                entry.value.clone().with_file(file)
-            }
-            Copying::Fork => {
-                let flags = entry.value.flags();
-                if flags.contains(VmaFlags::DONTCOPY) {
-                    continue;
-                }
-                if flags.contains(VmaFlags::ACCOUNT) {
-                    check_commit(&totals, config, pages)?;
-                }
-                child_of(entry.value, ids)
-            }
-        };
-        totals.add(copy.flags(), pages);
-        entries.push((entry.start..entry.end, copy));
-    }
-    if copying == Copying::Exact {
-        totals.locked_surplus = inner.totals.locked_surplus;
-    }
-    Ok((entries, totals))
-}
-
 /// What a child inherits of a mapping, beside the mapping.
 fn inherited(vma: &Vma) -> Inheritance {
     let flags = vma.flags();
@@ -118,24 +80,89 @@ fn inherited(vma: &Vma) -> Inheritance {
     }
 }
 
-/// The same for all mappings, in order; neighbours that are inherited alike are one.
-fn inheritance(view: View<'_, Vma>) -> Result<Vec<Inherited>, PublishError> {
-    let mut ranges: Vec<Inherited> = Vec::new();
-    for entry in view.iter(0) {
+/// What a copy is made of.
+#[derive(Default)]
+struct Copied {
+    entries: Entries,
+    totals: Totals,
+    /// Starts of mappings that keep a gap below them.
+    guarded: Vec<u64>,
+    followed: Followed,
+    /// What is inherited of all of the parent's mappings, in order; neighbours that are inherited alike are one, and what is free
+    /// between them.
+    inherited: Vec<Inherited>,
+}
+
+impl Copied {
+    fn inherit(&mut self, entry: &Entry<'_, Vma>) -> Result<(), PublishError> {
         let how = inherited(entry.value);
-        match ranges.last_mut() {
-            Some(last) if last.how == how && last.end == entry.start => last.end = entry.end,
+        match self.inherited.last_mut() {
+            Some(last) if last.how == how => last.end = entry.end,
             _ => {
-                ranges.try_reserve(1).map_err(|_| PublishError::NoMemory)?;
-                ranges.push(Inherited {
+                let room = self.inherited.try_reserve(1);
+                room.map_err(|_| PublishError::NoMemory)?;
+                self.inherited.push(Inherited {
                     start: entry.start,
                     end: entry.end,
                     how,
                 });
             }
         }
+        Ok(())
     }
-    Ok(ranges)
+
+    fn add(&mut self, entry: &Entry<'_, Vma>, pages: u64, copy: Vma) {
+        self.totals.add(copy.flags(), pages);
+        if copy.start_gap() > 0 {
+            self.guarded.push(entry.start);
+        }
+        if copy.file().is_some() || copy.extras().is_some() {
+            self.followed.note(entry.start, entry.end, &copy);
+        }
+        self.entries.push((entry.start..entry.end, copy));
+    }
+}
+
+/// All of it but pages, in one walk.
+fn copy_layout<B: Backend>(
+    guard: &WriteGuard<'_, B>,
+    config: &SpaceConfig,
+    ids: &mut AnonIds,
+    copying: Copying,
+) -> Result<Copied, DupError> {
+    let inner = guard.inner();
+    let view = guard.space.core.tree.locked(&inner.writer);
+    let mut copied = Copied {
+        entries: Vec::with_capacity(view.len()),
+        ..Copied::default()
+    };
+    for entry in view.iter(0) {
+        let pages = config.pages().count(entry.end - entry.start);
+        let copy = match copying {
+            Copying::Exact => {
+                let file = entry.value.file().map(OpenFile::for_child);
+                entry.value.clone().with_file(file)
+            }
+            Copying::Fork => {
+                if B::ACTIVE {
+                    copied.inherit(&entry)?;
+                }
+                let flags = entry.value.flags();
+                if flags.contains(VmaFlags::DONTCOPY) {
+                    continue;
+                }
+                if flags.contains(VmaFlags::ACCOUNT) {
+                    check_commit(&copied.totals, config, pages)?;
+                }
+                child_of(entry.value, ids)
+            }
+        };
+        copied.add(&entry, pages, copy);
+    }
+    if copying == Copying::Exact {
+        copied.totals.locked_surplus = inner.totals.locked_surplus;
+    }
+    Ok(copied)
 }
 
 /// Owners and files that have to hear of the copies, once they exist.
@@ -147,28 +174,23 @@ struct Followed {
 }
 
 impl Followed {
-    fn of(entries: &Entries) -> Self {
-        let mut followed = Followed::default();
-        for (range, vma) in entries {
-            if let Some(file) = vma.file()
-                && vma.is_shared_maywrite()
-            {
-                followed.writable.push(file.object().clone());
+    #[cold]
+    fn note(&mut self, start: u64, end: u64, vma: &Vma) {
+        if let Some(file) = vma.file() {
+            if vma.is_shared_maywrite() {
+                self.writable.push(file.object().clone());
             }
-            if let Some(file) = vma.file()
-                && file.object().huge().is_some()
-            {
-                followed.huge.push(file.object().clone());
-            }
-            if let Some(hooks) = vma.hooks() {
-                followed.hooks.push(HookEvent {
-                    hooks: hooks.clone(),
-                    range: VmRange::new(range.start, range.end),
-                    opened: true,
-                });
+            if file.object().huge().is_some() {
+                self.huge.push(file.object().clone());
             }
         }
-        followed
+        if let Some(hooks) = vma.hooks() {
+            self.hooks.push(HookEvent {
+                hooks: hooks.clone(),
+                range: VmRange::new(start, end),
+                opened: true,
+            });
+        }
     }
 }
 
@@ -180,12 +202,7 @@ impl<B: Backend> WriteGuard<'_, B> {
     ) -> Result<AddressSpace<B>, DupError> {
         let config = self.space.config.load_full();
         let mut ids = self.space.identities.lock().clone();
-        let (entries, totals) = copy_entries(self, &config, &mut ids, copying)?;
-        let ranges = if B::ACTIVE && copying == Copying::Fork {
-            inheritance(self.space.core.tree.locked(&self.inner().writer))?
-        } else {
-            Vec::new()
-        };
+        let copied = copy_layout(self, &config, &mut ids, copying)?;
         let mut child = AddressSpace::assemble(
             SpaceConfig::clone(&config),
             self.space.core.tree.domain(),
@@ -193,32 +210,27 @@ impl<B: Backend> WriteGuard<'_, B> {
             ids,
         );
         if B::ACTIVE {
-            let files = entries.iter().filter_map(|(_, vma)| vma.file());
+            let files = copied.entries.iter().filter_map(|(_, vma)| vma.file());
             files.for_each(|file| file.object().add_mapper(&child.core));
         }
-        let followed = Followed::of(&entries);
         let parent = self.inner();
         let inner = child.inner.get_mut();
         // A child that fails half-way goes as it came.
         inner.is_told = false;
-        inner.guarded = entries
-            .iter()
-            .filter(|(_, vma)| vma.start_gap() > 0)
-            .map(|(range, _)| range.start)
-            .collect();
-        let built = child.core.tree.build(&mut inner.writer, entries);
+        inner.guarded = copied.guarded;
+        let built = child.core.tree.build(&mut inner.writer, copied.entries);
         inherit(inner, parent, copying);
-        inner.totals = totals;
+        inner.totals = copied.totals;
         built.map_err(|_| PublishError::NoMemory)?;
-        self.copy_pages(&mut child, &ranges)?;
+        self.copy_pages(&mut child, &copied.inherited)?;
         child.inner.get_mut().is_told = true;
-        for file in followed.writable {
+        for file in copied.followed.writable {
             file.count_writable(1);
         }
-        for file in followed.huge {
+        for file in copied.followed.huge {
             file.count_huge_mapping(true);
         }
-        self.after.tell(followed.hooks);
+        self.after.tell(copied.followed.hooks);
         Ok(child)
     }
 

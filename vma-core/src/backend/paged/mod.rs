@@ -88,6 +88,9 @@ use crate::vma::Vma;
 /// Size of a page and of a frame in bytes.
 pub const PAGE: usize = 4096;
 
+/// Threads of a space that change tables without sharing a counter. Each costs 128 bytes per space.
+const FAULT_COUNTERS: usize = 16;
+
 /// What page tables of a space take at most, in bytes, unless it's told otherwise.
 const TABLE_LIMIT: usize = 1 << 30;
 
@@ -200,7 +203,7 @@ impl State {
             domain: domain.clone(),
             limit,
             tables: Tables::try_new(limit, table_limit, domain)?,
-            faults: PercpuRwSemaphore::default(),
+            faults: PercpuRwSemaphore::with_counters((), FAULT_COUNTERS),
             shootdown: Shootdown::default(),
             owed: Owed::default(),
             pins: Arc::default(),

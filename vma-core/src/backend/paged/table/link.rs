@@ -81,6 +81,9 @@ impl Slot {
     }
 
     pub(super) fn take(&self) -> Link {
+        if self.load().is_none() {
+            return Link::NONE;
+        }
         self.replace(Link::NONE)
     }
 
