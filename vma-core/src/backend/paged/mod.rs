@@ -4,10 +4,12 @@
 //! |---|---|
 //! | `frame` | 4 KiB of memory with a count of references; where they come from ([`FrameAllocator`]) |
 //! | `pool` | the default allocator ([`FramePool`]) |
-//! | `entry`, `table` | page tables |
+//! | `entry`, `table` | page tables, and what is done to them as a whole: taken out, moved, shared |
 //! | `fault`, `huge` | how a page comes into being, and a huge one |
-//! | `change` | what calls do to pages: zap, move, guard |
-//! | `access` | loads and stores ([`Accessor`]) |
+//! | `change` | what calls do to pages: zap, move, guard, dup |
+//! | `pending` | allocations that wait for frames on their way back |
+//! | `device` | frames of the embedder's ([`DeviceFrames`]) |
+//! | `access` | loads, stores and pins ([`Accessor`]) |
 //!
 //! # Translations
 //!
@@ -18,9 +20,11 @@
 //!
 //! ```text
 //! space's lock
-//!   lock of a leaf table (two of them: the lower address first)
-//!     page cache of a file
-//!       frame allocator
+//!   faults of a space (shared by a fault while it changes tables, exclusive in dup)
+//!     copying of a shared table
+//!       lock of a leaf table (two of them: the lower address first)
+//!         page cache of a file
+//!           frame allocator
 //! ```
 //!
 //! # Who excludes whom
@@ -28,9 +32,10 @@
 //! | | |
 //! |---|---|
 //! | two faults on one page | the leaf's lock: the second one finds the page |
-//! | fault, and a call that takes the mapping away | the call publishes, then zaps under the leaf's lock; the fault asks under that lock whether its mapping is still attached. Whichever comes first, nothing stays |
-//! | fault or access, and a call that zaps or moves pages of a mapping that is there afterwards | the mapping's gate is closed until the old pages are gone, or where they belong, and nobody uses them: faults wait for the call |
-//! | fault, and dup | the same: the child gets what was there at the instant of the shootdown |
+//! | fault, and a call that takes the mapping away | the call publishes, then takes tables and entries out; the fault asks under the leaf's lock whether its mapping is still attached. Whichever comes first, nothing stays |
+//! | fault or access, and a call that zaps or moves pages of a mapping that is there afterwards | the mapping's gate is closed until the old pages are out of the tables, or where they belong: faults wait for the call |
+//! | fault, and dup | the fault lock: the child gets what was there at the instant of the shootdown |
+//! | parent and child | tables that both have are changed by neither: who wants to makes a copy of its own first |
 //! | fault of a file's page, and truncation | the file marks what it takes out, then unmaps it under the leaf's lock, under which the fault looks for the mark |
 //! | access, and any of these calls | [`vma_rcu::shootdown`]: frames are let go of after it |
 
