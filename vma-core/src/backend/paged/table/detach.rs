@@ -259,7 +259,7 @@ fn detach_below(
             if into.links.len() == into.links.capacity() {
                 make_room(into);
             }
-            into.push_link(slot.take(), directory.below);
+            into.push_link(slot.take_known(link), directory.below);
             continue;
         }
         debug_assert!(!link.is_shared(), "edges were made the space's own");
