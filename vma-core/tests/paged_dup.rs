@@ -5,6 +5,7 @@
 mod memory;
 
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use memory::{PAGE, RW, check, file, map, map_at, map_file, populate, space};
@@ -274,7 +275,7 @@ fn loads_bring_in_the_pages_around() {
 #[test]
 fn frames_of_the_embedders_are_mapped_and_left_alone() {
     // Aligned to a page within.
-    let memory: &'static [AtomicU8] = Vec::leak((0..4 * FRAME).map(|_| AtomicU8::new(0)).collect());
+    let memory: Arc<[AtomicU8]> = (0..4 * FRAME).map(|_| AtomicU8::new(0)).collect();
     let skipped = memory.as_ptr().align_offset(FRAME);
     let device = &memory[skipped..];
     for (page, byte) in device.iter().step_by(FRAME).enumerate().take(3) {
@@ -282,8 +283,8 @@ fn frames_of_the_embedders_are_mapped_and_left_alone() {
     }
     let start = NonNull::new(device.as_ptr().cast_mut().cast::<u8>()).unwrap();
     #[allow(unsafe_code, reason = "the embedder's promise")]
-    // SAFETY: leaked, accessed atomically.
-    let frames = unsafe { DeviceFrames::new(start, 3, ()) };
+    // SAFETY: F4: the handles keep it; accessed atomically.
+    let frames = unsafe { DeviceFrames::new(start, 3, Arc::clone(&memory)) };
     let pool = FramePool::default();
     let space = space(&pool);
     let rw = VmaFlags::READ | VmaFlags::WRITE | VmaFlags::MAYREAD | VmaFlags::MAYWRITE;
@@ -334,4 +335,9 @@ fn frames_of_the_embedders_are_mapped_and_left_alone() {
     assert_eq!(unset, Ok(()));
     let empty = private + 3 * PAGE;
     assert_eq!(its.load_u8(empty), Err(FaultError::NoFrame(empty)));
+    // The last space lets go of the handle.
+    drop((its, frames));
+    assert_eq!(Arc::strong_count(&memory), 2);
+    drop(child);
+    assert_eq!(Arc::strong_count(&memory), 1);
 }
