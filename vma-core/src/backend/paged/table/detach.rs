@@ -201,7 +201,10 @@ impl Tables {
             // SAFETY: as above.
             let directory = unsafe { link.directory() };
             for slot in &directory.slots {
-                self.release(slot.take(), below - 1);
+                let link = slot.take();
+                if !link.is_none() {
+                    self.release(link, below - 1);
+                }
             }
             // SAFETY: as above.
             let directory = unsafe { Box::from_raw(link.own().0.cast::<Directory>()) };

@@ -122,7 +122,7 @@ impl Leaf {
             }
             *locked.counts = Counts::default();
         }
-        for entry in entries {
+        for entry in entries.iter().filter(|entry| !entry.is_none()) {
             // SAFETY: P2: just taken out.
             drop(unsafe { entry.take() });
         }
