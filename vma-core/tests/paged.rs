@@ -2,50 +2,15 @@
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
-use std::sync::Arc;
+mod memory;
 
-use vma_core::paged::{Accessor, FramePool, Paged};
-use vma_core::{
-    Access, AccessMode, AddressSpace, Advice, Domain, FaultError, FileKind, FileObject, MapFlags,
-    MapRequest, OpenFile, Prot, RemapFlags, RemapRequest, SpaceConfig,
-};
+use memory::{PAGE, RW, file, map, map_file, space};
 
-const PAGE: u64 = 4096;
-const RW: Prot = Prot::READ.union(Prot::WRITE);
+use vma_core::paged::{Accessor, FramePool};
+use vma_core::{Access, Advice, FaultError, MapFlags, Prot, RemapFlags, RemapRequest};
 
 fn pool() -> FramePool {
     FramePool::default()
-}
-
-fn space(pool: &FramePool) -> AddressSpace<Paged> {
-    let backend = Paged::new(Arc::new(pool.clone()));
-    AddressSpace::with_backend(SpaceConfig::default(), &Domain::default(), backend).unwrap()
-}
-
-fn map(space: &AddressSpace<Paged>, pages: u64) -> u64 {
-    space.map(&MapRequest::anonymous(pages * PAGE, RW)).unwrap()
-}
-
-fn map_file(space: &AddressSpace<Paged>, file: &Arc<OpenFile>, pages: u64, flags: MapFlags) -> u64 {
-    let request = MapRequest {
-        flags,
-        file: Some(file.clone()),
-        ..MapRequest::anonymous(pages * PAGE, RW)
-    };
-    space.map(&request).unwrap()
-}
-
-fn file(pages: u64) -> Arc<OpenFile> {
-    let object = FileObject::builder(FileKind::Shmem, "f")
-        .len(pages * PAGE)
-        .build();
-    for page in 0..pages {
-        let byte = page as u8 + 1;
-        object
-            .write_at(page * PAGE, &[byte; PAGE as usize])
-            .unwrap();
-    }
-    OpenFile::new(object, AccessMode::ReadWrite)
 }
 
 fn byte(cpu: &mut Accessor<'_>, addr: u64) -> u8 {
