@@ -387,6 +387,23 @@ fn pinned_pages_stay_the_parent_s_as_a_whole() {
     assert_eq!(counts(&pool), (4, 0));
 }
 
+/// Of several pinned pages too: those that the failing dup didn't come to stay what the pins show.
+#[test]
+fn pins_hold_after_a_dup_that_fails() {
+    let pool = HugePool::new(2);
+    let space = space(&pool);
+    map(&space, 2, PRIVATE);
+    let mut cpu = space.accessor();
+    let pins = [0, M].map(|at| cpu.pin_page(BASE + at, Access::Write).unwrap());
+    assert!(space.dup().is_err());
+    for (at, pin) in [0, M].into_iter().zip(&pins) {
+        cpu.store_u8(BASE + at, 7).unwrap();
+        let mut seen = [0];
+        pin.read(0, &mut seen);
+        assert_eq!(seen, [7]);
+    }
+}
+
 #[test]
 fn mremap_moves_pages_and_their_reservations() {
     let pool = HugePool::new(8);

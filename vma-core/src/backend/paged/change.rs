@@ -313,7 +313,7 @@ pub(super) fn unmap_file(state: &State, unmap: &FileUnmap<'_>) {
     let copies = unmap.copies;
     take_now(state, unmap.start, unmap.end, |at, entry| {
         let is_shown = entry.head().is_some() && (copies || !entry.is_private());
-        is_shown && (planted("no_revalidation") || (unmap.is_shown)(at))
+        is_shown && (unmap.is_shown)(at)
     });
 }
 
@@ -373,7 +373,7 @@ fn copy_pinned(
         let entry = leaf.entry(index(at));
         if entry.is_huge() {
             drop(leaf);
-            return so_far.and_then(|()| huge::copy_pinned(from.leaf, child, at));
+            return huge::copy_pinned(from.leaf, child, at, so_far);
         }
         // SAFETY: F2: in the table, under its lock. A file may take it out later.
         (entry, unsafe { entry.share() })

@@ -359,14 +359,18 @@ impl Drop for Unplaced {
     }
 }
 
-/// A huge page some of which is pinned stays the parent's, the child gets a copy. `at` is a pinned part of it.
-pub(super) fn copy_pinned(from: &Leaf, child: &State, at: u64) -> Result<(), NoMemory> {
-    let to = child.tables.own_leaf(at)?;
+/// A huge page some of which is pinned stays the parent's, the child gets a copy, unless it won't live. `at` is a pinned part of it.
+pub(super) fn copy_pinned(
+    from: &Leaf,
+    child: &State,
+    at: u64,
+    so_far: Result<(), NoMemory>,
+) -> Result<(), NoMemory> {
     let old: Vec<Frame> = {
         let mut leaf = from.lock();
         if leaf.entry(index(at)).is_owned() {
             // Copied for another part of it.
-            return Ok(());
+            return so_far;
         }
         let entries: Vec<Entry> = (0..ENTRIES).map(|at| leaf.entry(at)).collect();
         for (at, entry) in entries.iter().enumerate() {
@@ -378,24 +382,19 @@ pub(super) fn copy_pinned(from: &Leaf, child: &State, at: u64) -> Result<(), NoM
         });
         shared.collect()
     };
+    so_far?;
+    let to = child.tables.own_leaf(at)?;
     let page = old.first().and_then(|frame| {
         // SAFETY: F2: a reference that is kept for the time of the call.
         unsafe { Block::of(frame.head_pointer()) }.page.another()
     });
-    let frames = page.and_then(Block::frames);
-    let entries = frames.map(|frames| new_entries(frames, &old));
-    let mut leaf = to.lock();
-    let mut gone = Vec::new();
-    match entries {
-        Some(entries) => {
-            for (at, entry) in entries.into_iter().enumerate() {
-                gone.push(leaf.replace(at, entry));
-            }
-        }
-        // The child, which shows what is the parent's own, will be dropped.
-        None => return Err(NoMemory),
-    }
-    drop(leaf);
+    // Without one the child, which shows what is the parent's own, will be dropped.
+    let frames = page.and_then(Block::frames).ok_or(NoMemory)?;
+    let entries = new_entries(frames, &old).into_iter().enumerate();
+    let gone = {
+        let mut leaf = to.lock();
+        entries.map(|(at, entry)| leaf.replace(at, entry)).collect()
+    };
     drop(Unplaced(gone));
     Ok(())
 }

@@ -1,21 +1,29 @@
 //! Tables that a child shares with its parent.
 
+use std::sync::Arc;
+
 use loom::thread;
 
 use crate::backend::{Backend as _, FileUnmap};
 use crate::file::{FileKind, FileObject};
 use crate::space::Access;
 
-use super::{Cpu, NOTHING, ONE_LEVEL, TWO_LEVELS, World, model, page};
+use super::{Cpu, NOTHING, ONE_LEVEL, Space, TWO_LEVELS, World, model, page};
+
+/// A parent that has stored to a page, and its child.
+fn family(limit: u64) -> (World, Arc<Space>, Arc<Space>) {
+    let mut world = World::new();
+    let parent = world.space(limit);
+    assert!(Cpu::new(&parent).store(page(0), 1));
+    let child = world.fork(&parent);
+    (world, parent, child)
+}
 
 /// Two threads of a parent make a shared directory their own while the child, which shares it too, ends.
 #[test]
 fn a_directory_is_copied_while_its_last_link_goes() {
     model(Some(4), || {
-        let mut world = World::new();
-        let parent = world.space(TWO_LEVELS);
-        assert!(Cpu::new(&parent).store(page(0), 1));
-        let child = world.fork(&parent);
+        let (world, parent, child) = family(TWO_LEVELS);
         let late = {
             let parent = parent.clone();
             let reader = world.domain.register();
@@ -66,10 +74,7 @@ fn a_directory_is_copied_while_its_range_is_unmapped() {
 #[test]
 fn an_access_finds_nothing_of_another_space() {
     model(None, || {
-        let mut world = World::new();
-        let parent = world.space(ONE_LEVEL);
-        assert!(Cpu::new(&parent).store(page(0), 1));
-        let child = world.fork(&parent);
+        let (world, parent, child) = family(ONE_LEVEL);
         let mut cpu = Cpu::new(&parent);
         let accessor = thread::spawn(move || assert_eq!(cpu.load(page(0)), Some(1)));
         // Makes the leaf the parent's own, and leaves the shared one to the child.
@@ -87,10 +92,7 @@ fn an_access_finds_nothing_of_another_space() {
 #[test]
 fn a_late_copy_leaves_the_owner_alone() {
     model(None, || {
-        let mut world = World::new();
-        let parent = world.space(ONE_LEVEL);
-        assert!(Cpu::new(&parent).store(page(0), 1));
-        let child = world.fork(&parent);
+        let (world, parent, child) = family(ONE_LEVEL);
         let late = {
             let parent = parent.clone();
             thread::spawn(move || {
@@ -114,10 +116,7 @@ fn a_late_copy_leaves_the_owner_alone() {
 #[test]
 fn a_late_copy_of_what_is_unmapped_leaves_the_owner_alone() {
     model(Some(4), || {
-        let mut world = World::new();
-        let parent = world.space(ONE_LEVEL);
-        assert!(Cpu::new(&parent).store(page(0), 1));
-        let child = world.fork(&parent);
+        let (world, parent, child) = family(ONE_LEVEL);
         let late = {
             let parent = parent.clone();
             thread::spawn(move || parent.fault(page(0), Access::Write))
@@ -140,10 +139,7 @@ fn a_late_copy_of_what_is_unmapped_leaves_the_owner_alone() {
 #[test]
 fn each_gets_a_copy_of_its_own() {
     model(Some(3), || {
-        let mut world = World::new();
-        let parent = world.space(ONE_LEVEL);
-        assert!(Cpu::new(&parent).store(page(0), 1));
-        let child = world.fork(&parent);
+        let (world, parent, child) = family(ONE_LEVEL);
         let mut cpu = Cpu::new(&parent);
         let other = thread::spawn(move || {
             assert!(cpu.store(page(0), 7));
@@ -169,10 +165,7 @@ fn each_gets_a_copy_of_its_own() {
 #[test]
 fn two_stores_copy_a_table_once() {
     model(Some(3), || {
-        let mut world = World::new();
-        let parent = world.space(ONE_LEVEL);
-        assert!(Cpu::new(&parent).store(page(0), 1));
-        let child = world.fork(&parent);
+        let (world, parent, child) = family(ONE_LEVEL);
         let mut cpu = Cpu::new(&child);
         let other = thread::spawn(move || assert!(cpu.store(page(0), 7)));
         assert!(Cpu::new(&child).store(page(1), 8));
@@ -192,10 +185,7 @@ fn two_stores_copy_a_table_once() {
 #[test]
 fn a_shared_table_is_freed_once() {
     model(Some(4), || {
-        let mut world = World::new();
-        let parent = world.space(TWO_LEVELS);
-        assert!(Cpu::new(&parent).store(page(0), 1));
-        let child = world.fork(&parent);
+        let (world, parent, child) = family(TWO_LEVELS);
         let other = {
             let parent = parent.clone();
             thread::spawn(move || {
@@ -249,10 +239,7 @@ fn a_child_has_what_was_there_at_one_instant() {
 #[test]
 fn a_reader_keeps_tables_that_both_spaces_have_left() {
     model(Some(4), || {
-        let mut world = World::new();
-        let parent = world.space(ONE_LEVEL);
-        assert!(Cpu::new(&parent).store(page(0), 1));
-        let child = world.fork(&parent);
+        let (world, parent, child) = family(ONE_LEVEL);
         let mut cpu = Cpu::new(&parent);
         cpu.reader = Some(world.domain.register());
         let reader = thread::spawn(move || {
