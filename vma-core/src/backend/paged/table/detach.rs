@@ -62,7 +62,8 @@ impl Detached {
         }
     }
 
-    /// Takes the entries that `which` says, by place and entry and under the leaf's lock, out of a leaf, or as many as there is room for: the rest of the range is left.
+    /// Takes the entries that `which` says (by place and entry, under the leaf's lock) out of a leaf, or as many as there is room
+    /// for: the rest of the range is left.
     pub(in super::super) fn take(
         &mut self,
         leaf: &Leaf,
