@@ -24,6 +24,7 @@ use vma_core::{AddressSpace, Advice, Domain, MapRequest, Prot, SpaceConfig};
 
 use self::sys::HostPages;
 use crate::peers::harness::{Effort, Sample, Span, rounds};
+use crate::peers::paired::Pairs;
 use crate::peers::report::Report;
 use crate::peers::row::{Row, Target};
 use crate::peers::stats::Summary;
@@ -273,13 +274,14 @@ fn accesses(effort: Effort, report: &mut Report) {
     }
 }
 
-/// A virtual CPU alone, and beside another one on another page.
+/// A virtual CPU alone, and beside another one on another page; compared round by round, and beside threads that do the same to memory
+/// of their own, which shows what the machine makes of it.
 fn two_cpus(effort: Effort, report: &mut Report) {
     let pool = FramePool::default();
     let space = space(&pool);
     let at = map(&space, 1024);
     let span = effort.span;
-    let work = |page: u64| {
+    let guest = |page: u64| {
         let mut cpu = space.accessor();
         burst(span, |i| {
             let to = at + page * PAGE + i * 8 % PAGE;
@@ -287,30 +289,55 @@ fn two_cpus(effort: Effort, report: &mut Report) {
             black_box(cpu.load_u64(to).unwrap_or(0));
         })
     };
+    let plain = |_page: u64| {
+        let words: Vec<AtomicU64> = (0..PAGE / 8).map(AtomicU64::new).collect();
+        burst(span, |i| {
+            let word = &words[(i % (PAGE / 8)) as usize];
+            word.store(i, Ordering::Relaxed);
+            black_box(word.load(Ordering::Relaxed));
+        })
+    };
     let mut contenders: Vec<Sample<'_>> = vec![
-        Box::new(|| work(0)),
-        Box::new(|| {
-            let start = Barrier::new(2);
-            std::thread::scope(|scope| {
-                scope.spawn(|| {
-                    sit(Seat::Second);
-                    start.wait();
-                    work(600)
-                });
-                start.wait();
-                work(0)
-            })
-        }),
+        Box::new(|| guest(0)),
+        Box::new(|| side_by_side(guest)),
+        Box::new(|| plain(0)),
+        Box::new(|| side_by_side(plain)),
     ];
+    let effort = Effort {
+        rounds: effort.rounds * 3,
+        ..effort
+    };
     let series = rounds(&mut contenders, effort);
-    let alone = Summary::of(&series[0]);
     let section = "host/store and load, disjoint pages";
-    report.add(section, "ns", "alone", |row| Row::new(row, "ns", alone));
-    report.add(section, "ns", "beside another cpu", |row| {
-        Row::new(row, "ns", Summary::of(&series[1]))
-            .beside("alone", alone.median)
-            .target(Some(Target::ratio_at_most(1.2)))
+    report.add(section, "ns", "alone", |row| {
+        Row::new(row, "ns", Summary::of(&series[0]))
     });
+    for (line, first, second, target) in [
+        ("beside another cpu", 0, 1, Some(Target::ratio_at_most(1.2))),
+        ("plain memory beside another thread", 2, 3, None),
+    ] {
+        let pairs = Pairs::of(&series[first], &series[second]);
+        report.add(section, "ns", line, |row| {
+            pairs.row(row, "ns", "alone", target)
+        });
+    }
+}
+
+/// The mean of what two threads measure at once.
+fn side_by_side(work: impl Fn(u64) -> f64 + Sync) -> f64 {
+    let start = Barrier::new(2);
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            sit(Seat::Second);
+            start.wait();
+            work(600)
+        });
+        start.wait();
+        let mine = work(0);
+        other
+            .join()
+            .map_or(mine, |theirs| f64::midpoint(mine, theirs))
+    })
 }
 
 /// What page tables take.

@@ -15,6 +15,7 @@ pub mod contest;
 pub mod contestants;
 pub mod harness;
 pub mod locks;
+pub mod paired;
 pub mod report;
 pub mod row;
 pub mod stats;

@@ -17,6 +17,7 @@ use vma_rcu::rwsem::RwSemaphore;
 use self::contestants::{Bravo, Fenced, Lock};
 use super::contest::histogram;
 use super::harness::{Effort, Sample, Span, rounds};
+use super::paired::Pairs;
 use super::report::Report;
 use super::row::{Row, Target};
 use super::stats::Summary;
@@ -31,6 +32,8 @@ const BRAVO: &str = Bravo::NAME;
 const CHUNK: u32 = 128;
 /// Reads that make one operation: a clock is slow beside them.
 const BURST: u32 = 64;
+/// Times as many rounds where contenders are compared round by round.
+const PAIRED: usize = 5;
 /// Single calls that tails are made of.
 const SINGLE: usize = 20_000;
 
@@ -176,8 +179,20 @@ fn side_by_side(sample: impl Fn(usize) -> f64 + Sync) -> f64 {
     })
 }
 
-/// Readers that share nothing cost the same beside others. What two threads cost more than one needn't be the lock's: two
-/// threads with a lock each, in rounds of their own, show what the machine makes of it.
+/// A loop that shares nothing and takes no lock: what two threads cost more than one is the machine's.
+#[inline(never)]
+fn plain_burst(own: &mut [u64; 2]) -> u64 {
+    (0..BURST).fold(0, |sum, _| {
+        let [entered, left] = black_box(&mut *own);
+        *entered = entered.wrapping_add(1);
+        let seen = *entered - *left;
+        *left = left.wrapping_add(1);
+        sum.wrapping_add(seen)
+    })
+}
+
+/// Readers that share nothing cost the same beside others, in pairs of the same round. What two threads cost more than one needn't
+/// be the lock's: two threads with a lock each, and a loop without any, show what the machine makes of it.
 fn alone_and_together(
     effort: Effort,
     one: &[(&'static str, f64)],
@@ -190,25 +205,39 @@ fn alone_and_together(
             black_box(burst(lock));
         }) / f64::from(BURST)
     };
+    let plain = || {
+        let mut own = [0, 0];
+        timed(effort.span, || {
+            black_box(plain_burst(&mut own));
+        }) / f64::from(BURST)
+    };
     let mut contenders: Vec<Sample<'_>> = vec![
+        Box::new(|| read(&locks[0])),
         Box::new(|| side_by_side(|_| read(&locks[0]))),
         Box::new(|| side_by_side(|which| read(&locks[which]))),
+        Box::new(plain),
+        Box::new(|| side_by_side(|_| plain())),
     ];
+    let effort = Effort {
+        rounds: effort.rounds * PAIRED,
+        ..effort
+    };
     let series = rounds(&mut contenders, effort);
-    let apart = Summary::of(&series[1]);
-    let section = "locks/read, 2 threads";
-    report.add(section, "2t", "PercpuRwSemaphore, a lock each", |row| {
-        Row::new(row, "ns", apart)
-    });
-    report.add(section, "2t", "PercpuRwSemaphore, the same", |row| {
-        Row::new(row, "ns", Summary::of(&series[0])).beside("a lock each", apart.median)
-    });
-    for (name, together) in two {
-        report.add("locks/read, 2 threads beside 1", "2t", name, |row| {
-            let target = (*name == PERCPU).then(|| Target::ratio_at_most(1.2));
-            Row::new(row, "ns", Summary::once(*together))
-                .beside("itself with one thread", median(one, name))
-                .target(target)
+    let section = "locks/read, 2 threads beside 1";
+    let beside = "itself with one thread";
+    for (name, baseline, samples, target) in [
+        (PERCPU, 0, 1, Some(Target::ratio_at_most(1.2))),
+        ("PercpuRwSemaphore, a lock each", 0, 2, None),
+        ("no lock, nothing shared", 3, 4, None),
+    ] {
+        let pairs = Pairs::of(&series[baseline], &series[samples]);
+        report.add(section, "2t", name, |row| {
+            pairs.row(row, "ns", beside, target)
+        });
+    }
+    for (name, together) in two.iter().filter(|(name, _)| *name != PERCPU) {
+        report.add(section, "2t", name, |row| {
+            Row::new(row, "ns", Summary::once(*together)).beside(beside, median(one, name))
         });
     }
 }
