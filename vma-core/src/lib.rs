@@ -69,8 +69,8 @@ pub use crate::backend::{
 };
 pub use crate::error::{Errno, LimitError, PublishError, SplitError};
 pub use crate::file::{
-    AccessMode, FileIoError, FileKind, FileObject, FileObjectBuilder, FileSizeError, MappingHooks,
-    OpenFile, SealFileError, Seals, WritableHold,
+    AccessMode, FileIoError, FileKind, FileMapping, FileObject, FileObjectBuilder, FileSizeError,
+    MappingHooks, OpenFile, SealFileError, Seals, SpaceId, WritableHold,
 };
 pub use crate::flags::{
     Advice, LockAllFlags, LockFlags, MapFlags, MdweFlags, Prot, RemapFlags, SyncFlags, VmaFlags,

@@ -128,6 +128,9 @@ pub struct SpaceConfig {
     /// is anything behind mappings. Linux did that with `HUGETLB` and `PFNMAP` at first; nothing here needs it, but an embedder
     /// whose own frames must be out of use before another call comes.
     pub exclusive_unmap: VmaFlags,
+    /// Calls publish with the locks of the reverse indexes held in which they enter something, as Linux did before 6.6: to
+    /// compare with, nothing needs it.
+    pub publish_under_index_lock: bool,
     /// Which kernel to follow.
     pub semantics: Semantics,
 }
@@ -155,6 +158,7 @@ impl Default for SpaceConfig {
             hugetlb: None,
             anon_names: false,
             exclusive_unmap: VmaFlags::empty(),
+            publish_under_index_lock: false,
             semantics: Semantics::Linux6_18,
         }
     }

@@ -12,54 +12,12 @@
 //! pages out of the cache
 //! ```
 
-use std::collections::BTreeMap;
-use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Weak};
-
-use parking_lot::Mutex;
 
 use super::cache::FilePage;
 use super::{FileKind, FileObject, FileSizeError, OpenFile, Seals};
 use crate::backend::paged::{Frame, PAGE};
 use crate::error::Errno;
-
-/// A space, as a file sees it that it maps.
-pub(crate) trait Mapper: Send + Sync {
-    /// Lets go of the file's pages in this range of offsets; of private copies as well, if told.
-    fn unmap_pages(&self, file: &FileObject, pages: Range<u64>, copies: bool);
-
-    /// Takes a private huge page away from children that still show their parent's; `frame` is one of it.
-    fn rob_heirs(&self, file: &FileObject, pages: Range<u64>, frame: &Frame);
-}
-
-/// Spaces that map a file, or have mapped it. A superset of those that do: a space comes in before its first mapping of the file
-/// can be faulted, and is forgotten some time after it's gone.
-#[derive(Default)]
-pub(super) struct Mappers(Mutex<Known>);
-
-#[derive(Default)]
-struct Known {
-    /// By address, which stays theirs as long as they are here.
-    spaces: BTreeMap<usize, Weak<dyn Mapper>>,
-    /// Those that were left when the dead ones were last thrown out.
-    living: usize,
-}
-
-impl Known {
-    fn forget_dead(&mut self) {
-        self.spaces.retain(|_, mapper| mapper.strong_count() > 0);
-        self.living = self.spaces.len();
-    }
-}
-
-impl fmt::Debug for Mappers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mappers")
-            .field("spaces", &self.0.lock().spaces.len())
-            .finish()
-    }
-}
 
 /// Why a call on a descriptor failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -244,39 +202,15 @@ impl FileObject {
         drop(leaving);
     }
 
-    fn known_mappers(&self) -> Vec<Arc<dyn Mapper>> {
-        let mut known = self.mappers().0.lock();
-        known.forget_dead();
-        known.spaces.values().filter_map(Weak::upgrade).collect()
-    }
-
     /// There is no huge page for a parent's copy: children let go of the page that it shares with them. Source:
     /// `unmap_ref_private()`.
     pub(crate) fn rob_heirs(&self, pages: Range<u64>, frame: &Frame) {
-        for mapper in self.known_mappers() {
-            mapper.rob_heirs(self, pages.clone(), frame);
-        }
+        self.for_each_mapping(&pages, |space, part| space.rob_heirs(self, part, frame));
     }
 
     /// Takes pages out of all mappings.
     fn unmap_pages(&self, range: Range<u64>, copies: bool) {
-        for mapper in self.known_mappers() {
-            mapper.unmap_pages(self, range.clone(), copies);
-        }
-    }
-
-    /// A space maps the file from now on.
-    pub(crate) fn add_mapper(&self, mapper: &Arc<impl Mapper + 'static>) {
-        let mut known = self.mappers().0.lock();
-        let address = Arc::as_ptr(mapper).addr();
-        if known.spaces.contains_key(&address) {
-            return;
-        }
-        if known.spaces.len() > 2 * known.living + 8 {
-            known.forget_dead();
-        }
-        let weak: Weak<dyn Mapper> = Arc::<_>::downgrade(mapper) as _;
-        known.spaces.insert(address, weak);
+        self.for_each_mapping(&range, |space, part| space.unmap_pages(self, part, copies));
     }
 
     /// Pages that have a frame.

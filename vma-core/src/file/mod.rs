@@ -4,7 +4,9 @@
 //! `open(2)` another. What the file *is* (length, seals, name) belongs to the [`FileObject`].
 
 mod cache;
+mod index;
 mod io;
+mod mappings;
 mod object;
 mod seals;
 
@@ -14,7 +16,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(crate) use self::cache::FilePage;
 pub use self::io::FileIoError;
-pub(crate) use self::io::Mapper;
+pub use self::mappings::{FileMapping, SpaceId};
+pub(crate) use self::mappings::{Index, Mapper, Part};
 pub use self::object::{FileKind, FileObject, FileObjectBuilder, FileSizeError, WritableHold};
 pub use self::seals::{SealFileError, Seals};
 use crate::addr::VmRange;

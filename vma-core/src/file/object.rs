@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use super::cache::PageCache;
-use super::io::Mappers;
+use super::mappings::Mappings;
 use super::{MappingHooks, SealFileError, Seals};
 use crate::backend::paged::FrameAllocator;
 use crate::error::Errno;
 use crate::flags::VmaFlags;
 use crate::huge::{HUGE_PAGE, HugeFile};
+use crate::space::{LockObserver, Observed};
 
 /// What a file is, as far as mapping it goes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,7 +56,7 @@ pub struct FileObject {
     /// Mappings that are shared and may write; negative when denied (`i_mmap_writable`).
     writable: AtomicI64,
     pages: PageCache,
-    mappers: Mappers,
+    mappings: Mappings,
     huge: Option<Arc<HugeFile>>,
 }
 
@@ -128,6 +129,13 @@ impl FileObjectBuilder {
         self
     }
 
+    /// Has `observer` hear of every wait for the lock of its reverse index, and every hold of it.
+    #[must_use]
+    pub fn index_observer(mut self, observer: Arc<dyn LockObserver>) -> Self {
+        self.0.mappings.observe(Observed::by(observer));
+        self
+    }
+
     /// Who follows its mappings.
     #[must_use]
     pub fn hooks(mut self, hooks: Arc<dyn MappingHooks>) -> Self {
@@ -178,7 +186,7 @@ impl FileObject {
             sealing: Mutex::new(()),
             writable: AtomicI64::new(0),
             pages: PageCache::new(None),
-            mappers: Mappers::default(),
+            mappings: Mappings::default(),
             huge: None,
         })
     }
@@ -222,8 +230,8 @@ impl FileObject {
         &self.pages
     }
 
-    pub(super) fn mappers(&self) -> &Mappers {
-        &self.mappers
+    pub(super) fn mappings_index(&self) -> &Mappings {
+        &self.mappings
     }
 
     /// Keeps the length, the seals and the holes as they are.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use vma_rcu::tree::{Entry, Record as _};
 
 use super::draft::HookEvent;
-use super::{AddressSpace, Inner, WriteGuard};
+use super::{AddressSpace, Inner, WriteGuard, files};
 use crate::accounting::{Totals, check_commit};
 use crate::addr::VmRange;
 use crate::anon::{AnonId, AnonIds};
@@ -88,6 +88,7 @@ struct Copied {
     /// Starts of mappings that keep a gap below them.
     guarded: Vec<u64>,
     followed: Followed,
+    maps_files: bool,
     /// What is inherited of all of the parent's mappings, in order; neighbours that are inherited alike are one, and what is free
     /// between them.
     inherited: Vec<Inherited>,
@@ -118,6 +119,7 @@ impl Copied {
         }
         if copy.file().is_some() || copy.extras().is_some() {
             self.followed.note(entry.start, entry.end, &copy);
+            self.maps_files |= copy.file().is_some();
         }
         self.entries.push((entry.start..entry.end, copy));
     }
@@ -209,19 +211,19 @@ impl<B: Backend> WriteGuard<'_, B> {
             backend()?,
             ids,
         );
-        if B::ACTIVE {
-            let files = copied.entries.iter().filter_map(|(_, vma)| vma.file());
-            files.for_each(|file| file.object().add_mapper(&child.core));
-        }
         let parent = self.inner();
         let inner = child.inner.get_mut();
         // A child that fails half-way goes as it came.
-        inner.is_told = false;
+        (inner.is_told, inner.is_linked) = (false, false);
         inner.guarded = copied.guarded;
         let built = child.core.tree.build(&mut inner.writer, copied.entries);
         inherit(inner, parent, copying);
         inner.totals = copied.totals;
         built.map_err(|_| PublishError::NoMemory)?;
+        if copied.maps_files {
+            files::link_all(&child.core, child.core.tree.locked(&inner.writer))?;
+        }
+        child.inner.get_mut().is_linked = true;
         self.copy_pages(&mut child, &copied.inherited)?;
         child.inner.get_mut().is_told = true;
         for file in copied.followed.writable {

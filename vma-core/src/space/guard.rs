@@ -9,6 +9,7 @@ use vma_rcu::tree::View;
 use vma_rcu::wait::Wait;
 
 use super::draft::{Changes, Draft, Followed, HookEvent, Piece, settle_huge};
+use super::files::FileEdits;
 use super::gate::{Gates, fence_before_tables};
 use super::observe::Observed;
 use super::{AddressSpace, Inner};
@@ -102,8 +103,12 @@ pub(super) struct After<B: Backend> {
     changed: bool,
     /// What calls have taken out.
     taken: SmallVec<[B::Taken; 1]>,
+    /// What goes from the indexes of files when the pages are gone.
+    files: FileEdits,
     /// A call found nothing to change: others may have done it, and not be through.
     settle: bool,
+    /// Files to be let go of.
+    gone: FileEdits,
     /// Few spaces have any.
     work: Option<Box<Work>>,
 }
@@ -114,7 +119,9 @@ impl<B: Backend> Default for After<B> {
         After {
             changed: false,
             taken: SmallVec::new(),
+            files: FileEdits::default(),
             settle: false,
+            gone: FileEdits::default(),
             work: None,
         }
     }
@@ -151,6 +158,10 @@ impl<B: Backend> After<B> {
         if mem::take(&mut self.settle) {
             space.core.backend.settle();
         }
+        if !self.files.is_empty() {
+            self.files.unlink(&space.core);
+            self.gone.append(mem::take(&mut self.files));
+        }
     }
 
     /// Does it, with no lock held.
@@ -160,6 +171,7 @@ impl<B: Backend> After<B> {
             return;
         }
         self.finish(space);
+        self.gone = FileEdits::default();
         if let Some(work) = self.work.take() {
             work.run(space);
         }
@@ -259,10 +271,6 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
         let mut mapped = SmallVec::<[_; 2]>::new();
         for window in &changes.windows {
             for piece in &window.pieces {
-                // Before anything of it can be faulted.
-                if let Some(file) = piece.vma.file() {
-                    file.object().add_mapper(core);
-                }
                 let affected = |change: &PageChange| touches(change, piece.start, piece.end);
                 piece.vma.set_gated(changes.pages.iter().any(affected));
                 mapped.push(piece.start..piece.end);
@@ -323,6 +331,8 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
             return Err(refused);
         }
         let wait = self.wait;
+        let hold = self.config().publish_under_index_lock;
+        let linked = changes.files.link(&space.core, hold)?;
         let inner = self.inner_mut();
         let guard_edits = changes.guards.then(|| Inner::guard_edits(&changes.windows));
         let mut transaction = space.core.tree.write(&mut inner.writer);
@@ -338,7 +348,9 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
                 .map_err(|_| PublishError::NoMemory)?;
         }
         let prepared = transaction.prepare().map_err(|_| PublishError::NoMemory)?;
-        drop(prepared.commit_with(wait).map_err(PublishError::GaveUp)?);
+        let replaced = prepared.commit_with(wait).map_err(PublishError::GaveUp)?;
+        linked.keep();
+        drop(replaced);
         if let Some(edits) = guard_edits {
             inner.apply_guard_edits(edits);
         }
@@ -346,6 +358,8 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
         inner.stats.add(changes.stats);
         inner.stats.publishes += 1;
         self.after.changed = true;
+        changes.files.forget_new();
+        self.after.files.append(mem::take(&mut changes.files));
         Ok(changes.followed.take())
     }
 

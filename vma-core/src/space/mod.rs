@@ -26,6 +26,7 @@ mod check;
 mod draft;
 mod dup;
 mod fault;
+mod files;
 mod gate;
 mod guard;
 mod lock;
@@ -46,9 +47,7 @@ mod view;
 mod vma_lock;
 
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -56,7 +55,7 @@ use parking_lot::Mutex;
 use vma_rcu::lock_order::Held;
 use vma_rcu::reclaim::{Domain, Guard, OverLimit, Reader};
 use vma_rcu::rwsem::{self, RwSemaphore};
-use vma_rcu::tree::{RangeTree, Record as _, View, Writer};
+use vma_rcu::tree::{RangeTree, Record as _, Writer};
 use vma_rcu::wait::{GaveUp, Wait};
 
 pub use self::advise::AdviseError;
@@ -85,14 +84,12 @@ pub use self::vma_lock::VmaLock;
 
 use self::draft::{HugeEvent, Piece, Window, settle_huge};
 use self::guard::After;
-use self::observe::Observed;
+pub(crate) use self::observe::Observed;
 use crate::accounting::Totals;
 use crate::addr::Pages;
 use crate::anon::AnonIds;
-use crate::backend::paged::{Frame, PAGE};
-use crate::backend::{Backend, FileUnmap};
+use crate::backend::Backend;
 use crate::error::PublishError;
-use crate::file::{FileKind, FileObject, Mapper};
 use crate::flags::{MdweFlags, VmaFlags};
 use crate::limits::{ConfigError, SpaceConfig};
 use crate::vma::Vma;
@@ -144,102 +141,7 @@ struct Core<B: Backend> {
     /// For readers, without a lock.
     tree: RangeTree<Vma>,
     backend: B,
-}
-
-impl<B: Backend> Core<B> {
-    /// What was put behind mappings of files in this range while nobody could find it there: what its file has let go of
-    /// meanwhile goes. Either a file that lets go of pages now finds the mapping, or this finds that it has.
-    fn recheck_files(&self, view: View<'_, Vma>, start: u64, end: u64) {
-        fence(Ordering::SeqCst);
-        for entry in view.iter(start).take_while(|entry| entry.start < end) {
-            let shown = entry.value.file().filter(|_| !entry.value.is_anonymous());
-            let Some(object) = shown.map(|file| file.object()) else {
-                continue;
-            };
-            let (start, end) = (entry.start.max(start), entry.end.min(end));
-            self.backend.unmap_removed(start, end);
-            let beyond = object.len().div_ceil(PAGE as u64)..u64::MAX;
-            if object.kind() != FileKind::Device
-                && let Some((from, to)) = part_of(entry.start, entry.end, entry.value, &beyond)
-                && from.max(start) < to.min(end)
-            {
-                self.backend.unmap_file(&FileUnmap {
-                    file: object,
-                    start: from.max(start),
-                    end: to.min(end),
-                    copies: true,
-                    // The space's lock is held.
-                    is_shown: &|_| true,
-                });
-            }
-        }
-    }
-}
-
-impl<B: Backend> Mapper for Core<B> {
-    fn unmap_pages(&self, file: &FileObject, pages: Range<u64>, copies: bool) {
-        // Pairs with the one in `recheck_files`.
-        fence(Ordering::SeqCst);
-        let reader = self.tree.domain().register();
-        let guard = reader.pin();
-        // The record may have been replaced by another that shows the page as well.
-        let is_shown = |addr: u64| {
-            self.tree.find(addr, &guard).is_some_and(|entry| {
-                let page = (addr - entry.start) / PAGE as u64;
-                let pgoff = entry.value.pgoff().wrapping_add(page);
-                shows(entry.value, file) && pages.contains(&pgoff)
-            })
-        };
-        for entry in self.tree.iter(0, &guard) {
-            if shows(entry.value, file)
-                && let Some((start, end)) = part_of(entry.start, entry.end, entry.value, &pages)
-            {
-                self.backend.unmap_file(&FileUnmap {
-                    file,
-                    start,
-                    end,
-                    copies,
-                    is_shown: &is_shown,
-                });
-            }
-        }
-        drop(guard);
-        self.backend.settle();
-    }
-
-    fn rob_heirs(&self, file: &FileObject, pages: Range<u64>, frame: &Frame) {
-        let reader = self.tree.domain().register();
-        let guard = reader.pin();
-        for entry in self.tree.iter(0, &guard) {
-            if let Some(shown) = entry.value.file()
-                && std::ptr::eq(&raw const **shown.object(), file)
-                && shown.owned_huge().is_none()
-                && let Some((start, end)) = part_of(entry.start, entry.end, entry.value, &pages)
-                && self.backend.unmap_huge(start, end, frame)
-            {
-                shown.set_robbed();
-            }
-        }
-    }
-}
-
-/// Whether a mapping shows pages of a file, or copies of them.
-fn shows(vma: &Vma, file: &FileObject) -> bool {
-    let shown = vma.file().filter(|_| !vma.is_anonymous());
-    shown.is_some_and(|shown| std::ptr::eq(&raw const **shown.object(), file))
-}
-
-/// The part of a mapping that shows some of these pages of its file.
-fn part_of(start: u64, end: u64, vma: &Vma, pages: &Range<u64>) -> Option<(u64, u64)> {
-    let page = PAGE as u64;
-    let low = pages.start.saturating_sub(vma.pgoff());
-    let high = pages.end.saturating_sub(vma.pgoff());
-    let start = start.checked_add(low.checked_mul(page)?)?;
-    let end = match high.checked_mul(page) {
-        Some(bytes) => end.min((start - low * page).saturating_add(bytes)),
-        None => end,
-    };
-    (start < end).then_some((start, end))
+    pages: Pages,
 }
 
 /// Protected by `AddressSpace::inner`.
@@ -266,6 +168,8 @@ struct Inner {
     guarded: Vec<u64>,
     /// Files and owners have been told of the mappings that are there, and are told when the space goes.
     is_told: bool,
+    /// The mappings that are there are in the indexes of their files.
+    is_linked: bool,
 }
 
 impl Inner {
@@ -348,9 +252,14 @@ impl<B: Backend> AddressSpace<B> {
             mdwe: MdweFlags::empty(),
             guarded: Vec::new(),
             is_told: true,
+            is_linked: true,
         };
         AddressSpace {
-            core: Arc::new(Core { tree, backend }),
+            core: Arc::new(Core {
+                tree,
+                backend,
+                pages: config.pages(),
+            }),
             inner: RwSemaphore::with_statistics(inner, Observed::default()),
             config: ArcSwap::new(config),
             identities: Mutex::new(ids),
@@ -568,10 +477,13 @@ impl<B: Backend> Drop for AddressSpace<B> {
     /// Lets go of files and owners: each mapping that is left counts as removed.
     fn drop(&mut self) {
         let inner = self.inner.get_mut();
+        let view = self.core.tree.locked(&inner.writer);
+        if inner.is_linked {
+            files::unlink_all(&self.core, view);
+        }
         if !inner.is_told {
             return;
         }
-        let view = self.core.tree.locked(&inner.writer);
         let mut gone = Vec::new();
         for entry in view.iter(0) {
             if entry.value.is_shared_maywrite()

@@ -119,7 +119,13 @@ impl LockObserver for LockTimes {
 
 /// The observer that a space may have. Without one no clock is read.
 #[derive(Clone, Default)]
-pub(super) struct Observed(Option<Arc<dyn LockObserver>>);
+pub(crate) struct Observed(Option<Arc<dyn LockObserver>>);
+
+impl Observed {
+    pub(crate) fn by(observer: Arc<dyn LockObserver>) -> Self {
+        Observed(Some(observer))
+    }
+}
 
 impl fmt::Debug for Observed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -153,7 +159,7 @@ impl<B: Backend> AddressSpace<B> {
     /// ([`dup`](Self::dup), [`checkpoint`](Self::checkpoint)) have none.
     #[must_use]
     pub fn with_lock_observer(mut self, observer: Arc<dyn LockObserver>) -> Self {
-        *self.inner.statistics_mut() = Observed(Some(observer));
+        *self.inner.statistics_mut() = Observed::by(observer);
         self
     }
 }

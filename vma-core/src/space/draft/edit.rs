@@ -146,6 +146,8 @@ impl Draft<'_> {
     /// Owners and files that have to hear of a VMA that comes or goes.
     #[inline(never)]
     fn follow(&mut self, vma: &Vma, range: VmRange, opened: bool) {
+        let placed = self.placed(range.start, range.end, vma);
+        self.changes.files.note(placed, opened);
         if let Some(file) = vma.file()
             && vma.is_shared_maywrite()
         {
@@ -160,7 +162,7 @@ impl Draft<'_> {
                 None => writable.push((object.clone(), delta)),
             }
         }
-        if let Some(event) = HugeEvent::of(self.placed(range.start, range.end, vma), opened) {
+        if let Some(event) = HugeEvent::of(placed, opened) {
             let events = &mut self.followed().huge;
             match events.iter().position(|other| event.undoes(other)) {
                 Some(index) => drop(events.remove(index)),

@@ -23,6 +23,7 @@ use crate::limits::SpaceConfig;
 use crate::vma::{Placed, Vma};
 
 use super::Stats;
+use super::files::FileEdits;
 use super::placement::Ground;
 
 /// A VMA of a draft.
@@ -75,6 +76,8 @@ pub(super) struct Changes {
     pub(super) guards: bool,
     /// Few calls have any.
     pub(super) followed: Option<Box<Followed>>,
+    /// What comes and goes in the indexes of files.
+    pub(super) files: FileEdits,
     /// What happens to pages, in this order; not noted where nothing is behind mappings.
     pub(super) pages: Vec<PageChange>,
     /// Flags of all mappings that are unmapped.
@@ -92,6 +95,7 @@ impl Changes {
             stats: Stats::default(),
             guards: false,
             followed: None,
+            files: FileEdits::default(),
             pages: Vec::new(),
             gone: VmaFlags::empty(),
             notes_pages,

@@ -1,0 +1,292 @@
+//! The reverse index of a file: which parts of it are mapped, in which spaces, and where.
+//!
+//! # Locks
+//!
+//! ```text
+//! a space's mmap lock
+//!   index of a file          shared by walks, exclusive for changes; nothing is allocated, freed or called under it
+//! ```
+//!
+//! A walk copies some entries, lets the lock go, and sees to those spaces; then it goes on. So what it does takes no lock of a
+//! space's, and nobody who maps the file waits for it.
+//!
+//! # A superset (C6)
+//!
+//! A mapping's entry is there before it is published, and until its pages are gone: what can be faulted is in the index, and a walk
+//! that doesn't find an entry was through before it came. So whoever faults there sees what the walker had changed before
+//! (a length, a page marked as leaving), and a space that is still letting go of pages is found. What an entry leads to is asked
+//! for each page, under its table's lock. Whenever no call is under way the entries are the mappings, each once.
+
+use std::fmt;
+use std::ops::Range;
+use std::ptr;
+use std::sync::{Arc, Weak};
+
+use smallvec::SmallVec;
+use vma_rcu::lock_order::{Held, Level};
+use vma_rcu::rwsem::{RwSemaphore, WriteGuard};
+
+use super::FileObject;
+use super::index::{Interval, IntervalSet};
+use crate::addr::{Pages, VmRange};
+use crate::backend::paged::Frame;
+use crate::error::PublishError;
+use crate::space::Observed;
+
+/// The lock of a file's index.
+const INDEX: Level = Level::new(60, "a file's reverse index");
+
+/// A part of a file, in pages, and where it is mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Part {
+    /// First page.
+    pub(crate) first: u64,
+    /// First page after it.
+    pub(crate) end: u64,
+    /// Address of the first page.
+    pub(crate) addr: u64,
+}
+
+impl Part {
+    /// What of it shows these pages.
+    fn within(self, pages: &Range<u64>, size: Pages) -> Part {
+        let first = self.first.max(pages.start);
+        Part {
+            first,
+            end: self.end.min(pages.end),
+            addr: self.addr + size.bytes(first - self.first),
+        }
+    }
+}
+
+/// A space, as a file sees it that it maps.
+pub(crate) trait Mapper: Send + Sync {
+    /// Lets go of the file's pages that a part shows; of private copies as well, if told.
+    fn unmap_pages(&self, file: &FileObject, part: Part, copies: bool);
+
+    /// Takes a private huge page away from children that still show their parent's; `frame` is one of it.
+    fn rob_heirs(&self, file: &FileObject, part: Part, frame: &Frame);
+
+    /// Waits until nobody uses what was taken out so far.
+    fn settle(&self);
+
+    /// Its pages.
+    fn pages(&self) -> Pages;
+}
+
+/// Tells spaces apart, as long as they live: see [`AddressSpace::id`](crate::AddressSpace::id).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SpaceId(usize);
+
+impl SpaceId {
+    pub(crate) fn of<M: ?Sized>(space: &Arc<M>) -> Self {
+        SpaceId(Arc::as_ptr(space).addr())
+    }
+
+    fn of_weak(space: &Weak<dyn Mapper>) -> Self {
+        SpaceId(space.as_ptr().addr())
+    }
+
+    /// Keeps entries apart that have the same place in the file: it is added to their address.
+    fn salt(self) -> u64 {
+        (self.0 as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+}
+
+/// A mapping of a file: see [`FileObject::mappings`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FileMapping {
+    /// The space.
+    pub space: SpaceId,
+    /// Where in it.
+    pub range: VmRange,
+    /// Which pages of the file.
+    pub pages: Range<u64>,
+}
+
+type Set = IntervalSet<Weak<dyn Mapper>>;
+
+/// See the [module](self).
+pub(super) struct Mappings {
+    set: RwSemaphore<Set, Observed>,
+}
+
+impl Default for Mappings {
+    fn default() -> Self {
+        Mappings {
+            set: RwSemaphore::with_statistics(IntervalSet::new(), Observed::default()),
+        }
+    }
+}
+
+impl fmt::Debug for Mappings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mappings")
+            .field("count", &self.len())
+            .finish()
+    }
+}
+
+impl Mappings {
+    pub(super) fn observe(&mut self, observer: Observed) {
+        *self.set.statistics_mut() = observer;
+    }
+
+    fn held(&self) -> Held {
+        INDEX.acquire(ptr::from_ref(self).addr())
+    }
+
+    fn len(&self) -> usize {
+        let _held = self.held();
+        self.set.read().len()
+    }
+
+    fn write(&self) -> Index<'_> {
+        let held = self.held();
+        Index {
+            set: self.set.write(),
+            _held: held,
+        }
+    }
+}
+
+/// The index, locked exclusively.
+pub(crate) struct Index<'f> {
+    set: WriteGuard<'f, Set, Observed>,
+    _held: Held,
+}
+
+/// The key of a part of a space's.
+fn interval(space: SpaceId, part: Part) -> Interval {
+    Interval {
+        first: part.first,
+        tie: part.addr.wrapping_add(space.salt()),
+        end: part.end,
+    }
+}
+
+fn part(space: SpaceId, interval: Interval) -> Part {
+    Part {
+        first: interval.first,
+        end: interval.end,
+        addr: interval.tie.wrapping_sub(space.salt()),
+    }
+}
+
+/// Entries that a walk looks at before it lets the lock go.
+const BATCH: usize = if cfg!(test) { 2 } else { 32 };
+
+impl FileObject {
+    /// A space is going to show these parts. The lock may be kept, to publish under it.
+    ///
+    /// # Errors
+    /// Memory ran out, and nothing has changed.
+    pub(crate) fn link<'f>(
+        &'f self,
+        space: &Weak<dyn Mapper>,
+        parts: impl Iterator<Item = Part> + Clone,
+    ) -> Result<Index<'f>, PublishError> {
+        let count = parts.clone().count();
+        let id = SpaceId::of_weak(space);
+        let mut index = self.mappings_index().write();
+        while index.set.needs(count) > 0 {
+            unimplemented!()
+        }
+        for part in parts {
+            index.set.insert(interval(id, part), space.clone());
+        }
+        Ok(index)
+    }
+
+    /// It no longer shows them.
+    pub(crate) fn unlink(&self, space: &Weak<dyn Mapper>, parts: impl Iterator<Item = Part>) {
+        let id = SpaceId::of_weak(space);
+        let mut index = self.mappings_index().write();
+        for part in parts {
+            let is_ours = |other: &Weak<dyn Mapper>| SpaceId::of_weak(other) == id;
+            // The caller has another one, so that this drop frees nothing.
+            let removed = index.set.remove(interval(id, part), is_ours);
+            debug_assert!(removed.is_some(), "{part:?} was linked");
+        }
+    }
+
+    /// Calls `f` for each part of these pages that is mapped, or may be, and settles with the spaces; no lock is held meanwhile.
+    pub(super) fn for_each_mapping(
+        &self,
+        pages: &Range<u64>,
+        mut f: impl FnMut(&dyn Mapper, Part),
+    ) {
+        let mut after = None;
+        loop {
+            let mut batch = SmallVec::<[(Arc<dyn Mapper>, Part); BATCH]>::new();
+            let mut is_last = true;
+            self.walk(pages, after, |key, space| {
+                if batch.len() == BATCH {
+                    is_last = false;
+                    return false;
+                }
+                after = Some(key);
+                // A space that is going needs no seeing to.
+                if let Some(alive) = space.upgrade() {
+                    batch.push((alive, part(SpaceId::of_weak(space), key)));
+                }
+                true
+            });
+            for (space, part) in &batch {
+                f(&**space, part.within(pages, space.pages()));
+            }
+            for (at, (space, _)) in batch.iter().enumerate() {
+                let again = batch[at + 1..]
+                    .iter()
+                    .any(|(other, _)| ptr::addr_eq(Arc::as_ptr(other), Arc::as_ptr(space)));
+                if !again {
+                    space.settle();
+                }
+            }
+            if is_last {
+                return;
+            }
+        }
+    }
+
+    fn walk(
+        &self,
+        pages: &Range<u64>,
+        after: Option<Interval>,
+        f: impl FnMut(Interval, &Weak<dyn Mapper>) -> bool,
+    ) {
+        let index = self.mappings_index();
+        let _held = index.held();
+        index
+            .set
+            .read()
+            .overlapping(pages.start, pages.end, after, f);
+    }
+
+    /// The mappings that show some of these pages, in order of their first page. What calls are making or taking away meanwhile may
+    /// be among them.
+    pub fn mappings(&self, pages: Range<u64>) -> Vec<FileMapping> {
+        let mut found = Vec::new();
+        self.walk(&pages, None, |key, space| {
+            let id = SpaceId::of_weak(space);
+            // Its size of pages is asked for later, since the space must not go here.
+            found.push((space.clone(), part(id, key)));
+            true
+        });
+        let mapping = |(space, part): (Weak<dyn Mapper>, Part)| {
+            let size = space.upgrade()?.pages();
+            Some(FileMapping {
+                space: SpaceId::of_weak(&space),
+                range: VmRange::new(part.addr, part.addr + size.bytes(part.end - part.first)),
+                pages: part.first..part.end,
+            })
+        };
+        found.into_iter().filter_map(mapping).collect()
+    }
+
+    /// How many mappings there are, in all spaces.
+    pub fn mapping_count(&self) -> usize {
+        self.mappings_index().len()
+    }
+}
