@@ -256,6 +256,9 @@ impl FileObject {
         after: Option<Interval>,
         f: impl FnMut(Interval, &Weak<dyn Mapper>) -> bool,
     ) {
+        if pages.is_empty() {
+            return;
+        }
         let index = self.mappings_index();
         let _held = index.held();
         index
