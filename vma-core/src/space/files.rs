@@ -150,7 +150,7 @@ impl Drop for Linked<'_> {
 }
 
 /// What a mapping shows of its file.
-fn shown<'v>(vma: Placed<'v>) -> Option<(&'v Arc<OpenFile>, Part)> {
+fn shown(vma: Placed<'_>) -> Option<(&Arc<OpenFile>, Part)> {
     let file = vma.file().filter(|_| !vma.vma.is_anonymous())?;
     let first = vma.vma.pgoff();
     let part = Part {
@@ -162,7 +162,7 @@ fn shown<'v>(vma: Placed<'v>) -> Option<(&'v Arc<OpenFile>, Part)> {
 }
 
 /// All parts of files that a space maps, files side by side.
-fn all<'v>(view: View<'v, Vma>, pages: Pages) -> Vec<(&'v FileObject, Part)> {
+fn all(view: View<'_, Vma>, pages: Pages) -> Vec<(&FileObject, Part)> {
     let mut parts: Vec<(&FileObject, Part)> = view
         .iter(0)
         .filter_map(|entry| {

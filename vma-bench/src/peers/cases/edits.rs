@@ -4,9 +4,9 @@ use super::{Context, size_name};
 use crate::peers::IS_NATIVE;
 use crate::peers::contestants::{BARE_BTREE, OURS};
 use crate::peers::harness::{EditEntrant, Sample, rounds};
+use crate::peers::paired::Pairs;
 use crate::peers::report::Report;
-use crate::peers::row::{Row, Target};
-use crate::peers::stats::Summary;
+use crate::peers::row::Target;
 
 /// Adds the rows of one size.
 pub fn run(context: Context<'_>, report: &mut Report) {
@@ -51,18 +51,15 @@ fn measure(
         .map(|&e| Box::new(move || sample(e)) as Sample<'_>)
         .collect();
     let series = rounds(&mut contenders, context.effort);
-    let summaries: Vec<Summary> = series.iter().map(|samples| Summary::of(samples)).collect();
     let bare = entrants
         .iter()
         .position(|e| e.name() == BARE_BTREE)
-        .map_or(0.0, |i| summaries[i].median);
-    for (entrant, &summary) in entrants.iter().zip(&summaries) {
+        .map_or(&[][..], |i| &series[i]);
+    for (entrant, samples) in entrants.iter().zip(&series) {
         let line = format!("{} {}", entrant.name(), entrant.build().name());
         report.add(section, &size_name(context.workload.len()), &line, |name| {
             let target = target.filter(|_| entrant.name() == OURS);
-            Row::new(name, "ns", summary)
-                .beside(BARE_BTREE, bare)
-                .target(target)
+            Pairs::of(bare, samples).row(name, "ns", BARE_BTREE, target)
         });
     }
 }

@@ -4,9 +4,9 @@ use super::{Context, size_name};
 use crate::peers::contest::Order;
 use crate::peers::contestants::{LIMIT, LOCKED_BTREE, OURS};
 use crate::peers::harness::{Build, Entrant, Sample, rounds};
+use crate::peers::paired::Pairs;
 use crate::peers::report::Report;
-use crate::peers::row::{Row, Target};
-use crate::peers::stats::Summary;
+use crate::peers::row::Target;
 use crate::peers::{IS_NATIVE, sys};
 
 /// Largest layout that the lookup targets are set for.
@@ -35,34 +35,29 @@ fn measure(context: Context<'_>, order: Order, threads: usize, report: &mut Repo
         .map(|e| Box::new(move || e.lookups(order, threads, span)) as Sample<'_>)
         .collect();
     let series = rounds(&mut contenders, context.effort);
-    let summaries: Vec<Summary> = series.iter().map(|samples| Summary::of(samples)).collect();
-    let median = |name: &str, build: Build| {
+    let of = |name: &str, build: Build| {
         let same = entrants
             .iter()
             .position(|e| e.name() == name && e.build() == build);
         same.or_else(|| entrants.iter().position(|e| e.name() == name))
-            .map_or(0.0, |i| summaries[i].median)
+            .map_or(&[][..], |i| &series[i])
     };
 
     let section = format!("lookup/{}/{threads}t", order.name());
     let column = size_name(context.workload.len());
     let targeted = context.workload.len() <= TARGET_SIZE;
-    for (entrant, &summary) in entrants.iter().zip(&summaries) {
+    for (entrant, samples) in entrants.iter().zip(&series) {
         let line = format!("{} {}", entrant.name(), entrant.build().name());
         let is_ours = entrant.name() == OURS;
-        let baseline = median(LOCKED_BTREE, entrant.build());
+        let beside_btree = Pairs::of(of(LOCKED_BTREE, entrant.build()), samples);
         report.add(&section, &column, &line, |name| {
             let target = (targeted && is_ours).then(|| Target::ratio_at_most(btree_share(order)));
-            Row::new(name, "ns", summary)
-                .beside(LOCKED_BTREE, baseline)
-                .target(target)
+            beside_btree.row(name, "ns", LOCKED_BTREE, target)
         });
         if is_ours {
             report.add(&section, &column, &line, |name| {
                 let target = targeted.then(|| Target::ratio_at_most(OF_LIMIT));
-                Row::new(name, "ns", summary)
-                    .beside(LIMIT, median(LIMIT, Build::Bulk))
-                    .target(target)
+                Pairs::of(of(LIMIT, Build::Bulk), samples).row(name, "ns", LIMIT, target)
             });
         }
     }

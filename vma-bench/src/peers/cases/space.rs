@@ -6,6 +6,7 @@ use crate::peers::contestants::BARE_BTREE;
 use crate::peers::contestants::btree::Bare;
 use crate::peers::contestants::space::Space;
 use crate::peers::harness::{Build, EditEntrant, Entrant, Sample, Subject, rounds};
+use crate::peers::paired::Pairs;
 use crate::peers::report::Report;
 use crate::peers::row::{Row, Target};
 use crate::peers::stats::Summary;
@@ -43,18 +44,14 @@ pub fn run(context: Context<'_>, report: &mut Report) {
         Box::new(move || bare_map.pairs(span)),
     ];
     let series = rounds(&mut contenders, context.effort);
-    let baseline = series
-        .last()
-        .map_or(0.0, |samples| Summary::of(samples).median);
+    let bare_pairs = series.last().map_or(&[][..], |samples| samples);
     for (line, samples) in ["AddressSpace, random place", "AddressSpace, placed by it"]
         .into_iter()
         .zip(&series)
     {
         report.add("map+unmap", &column, line, |name| {
             let target = (workload.len() == TARGET_SIZE).then(|| Target::ratio_at_most(OF_BTREE));
-            Row::new(name, "ns", Summary::of(samples))
-                .beside(BARE_BTREE, baseline)
-                .target(target)
+            Pairs::of(bare_pairs, samples).row(name, "ns", BARE_BTREE, target)
         });
     }
     report.add("memory per mapping", &column, "AddressSpace", |name| {

@@ -6,6 +6,7 @@
 use super::{Context, size_name};
 use crate::peers::contestants::OURS;
 use crate::peers::harness::{EditEntrant, Sample, Tails, rounds};
+use crate::peers::paired::Pairs;
 use crate::peers::report::Report;
 use crate::peers::row::{Row, Target};
 use crate::peers::stats::Summary;
@@ -56,11 +57,7 @@ fn medians(context: Context<'_>, entrants: &[&dyn EditEntrant], report: &mut Rep
             "beside a writer/lookup",
             &size_name(context.workload.len()),
             &line,
-            |name| {
-                Row::new(name, "ns", Summary::of(busy))
-                    .beside("its idle time", Summary::of(idle).median)
-                    .target(target)
-            },
+            |name| Pairs::of(idle, busy).row(name, "ns", "its idle time", target),
         );
     }
 }

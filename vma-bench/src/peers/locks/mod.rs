@@ -124,14 +124,16 @@ fn reads(threads: usize, effort: Effort, report: &mut Report) -> Vec<(&'static s
         .zip(&series)
         .map(|(entrant, samples)| (entrant.name, Summary::of(samples).median))
         .collect();
-    let of = |name: &str| median(&medians, name);
+    let of = |name: &str| {
+        let at = field.iter().position(|entrant| entrant.name == name);
+        at.map_or(&[][..], |at| &series[at])
+    };
     for (entrant, samples) in field.iter().zip(&series) {
         let column = format!("{threads}t");
         let mut add = |baseline: &str, target: Option<f64>| {
             report.add("locks/read", &column, entrant.name, |name| {
-                Row::new(name, "ns", Summary::of(samples))
-                    .beside(baseline, of(baseline))
-                    .target(target.map(Target::ratio_at_most))
+                let target = target.map(Target::ratio_at_most);
+                Pairs::of(of(baseline), samples).row(name, "ns", baseline, target)
             });
         };
         let single = threads == 1;
@@ -253,18 +255,13 @@ fn writes(effort: Effort, report: &mut Report) {
             })
             .collect();
         let series = rounds(&mut contenders, effort);
-        let baseline = field
-            .iter()
-            .zip(&series)
-            .find(|(entrant, _)| entrant.name == PARKING_LOT)
-            .map_or(0.0, |(_, samples)| Summary::of(samples).median);
+        let at = field.iter().position(|entrant| entrant.name == PARKING_LOT);
+        let baseline = at.map_or(&[][..], |at| &series[at]);
         for (entrant, samples) in field.iter().zip(&series) {
             report.add("locks/write", &format!("{threads}t"), entrant.name, |row| {
                 let target =
                     (entrant.name == RWSEM && threads == 1).then(|| Target::ratio_at_most(1.1));
-                Row::new(row, "ns", Summary::of(samples))
-                    .beside(PARKING_LOT, baseline)
-                    .target(target)
+                Pairs::of(baseline, samples).row(row, "ns", PARKING_LOT, target)
             });
         }
     }
