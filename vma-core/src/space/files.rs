@@ -58,6 +58,11 @@ impl FileEdits {
         }
     }
 
+    /// Whether an index is to know of a mapping.
+    pub(super) fn concern(vma: Placed<'_>) -> bool {
+        shown(vma).is_some()
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

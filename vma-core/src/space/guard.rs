@@ -9,7 +9,7 @@ use vma_rcu::tree::View;
 use vma_rcu::wait::Wait;
 
 use super::draft::{Changes, Draft, Followed, HookEvent, Piece, settle_huge};
-use super::files::FileEdits;
+use super::files::{FileEdits, Linked};
 use super::gate::{Gates, fence_before_tables};
 use super::observe::Observed;
 use super::{AddressSpace, Inner};
@@ -103,12 +103,8 @@ pub(super) struct After<B: Backend> {
     changed: bool,
     /// What calls have taken out.
     taken: SmallVec<[B::Taken; 1]>,
-    /// What goes from the indexes of files when the pages are gone.
-    files: FileEdits,
     /// A call found nothing to change: others may have done it, and not be through.
     settle: bool,
-    /// Files to be let go of.
-    gone: FileEdits,
     /// Few spaces have any.
     work: Option<Box<Work>>,
 }
@@ -119,9 +115,7 @@ impl<B: Backend> Default for After<B> {
         After {
             changed: false,
             taken: SmallVec::new(),
-            files: FileEdits::default(),
             settle: false,
-            gone: FileEdits::default(),
             work: None,
         }
     }
@@ -132,6 +126,10 @@ struct Work {
     hooks: Vec<HookEvent>,
     /// Ranges to be made present.
     populate: Vec<(u64, u64)>,
+    /// What is still in the indexes of files.
+    unlink: FileEdits,
+    /// Files that are let go of with no lock held.
+    unlinked: FileEdits,
 }
 
 impl<B: Backend> After<B> {
@@ -150,6 +148,14 @@ impl<B: Backend> After<B> {
         work.populate.push((start, end));
     }
 
+    /// What a call has removed from files leaves their indexes when its pages are gone.
+    fn unlink_later(&mut self, mut edits: FileEdits) {
+        edits.forget_new();
+        if !edits.is_empty() {
+            self.work.get_or_insert_default().unlink.append(edits);
+        }
+    }
+
     /// The pages of what was unmapped go, and nobody uses them any more.
     pub(super) fn finish(&mut self, space: &AddressSpace<B>) {
         for taken in self.taken.drain(..) {
@@ -158,9 +164,8 @@ impl<B: Backend> After<B> {
         if mem::take(&mut self.settle) {
             space.core.backend.settle();
         }
-        if !self.files.is_empty() {
-            self.files.unlink(&space.core);
-            self.gone.append(mem::take(&mut self.files));
+        if let Some(work) = &mut self.work {
+            work.unlink(space);
         }
     }
 
@@ -171,7 +176,6 @@ impl<B: Backend> After<B> {
             return;
         }
         self.finish(space);
-        self.gone = FileEdits::default();
         if let Some(work) = self.work.take() {
             work.run(space);
         }
@@ -180,7 +184,13 @@ impl<B: Backend> After<B> {
 }
 
 impl Work {
-    #[cold]
+    fn unlink<B: Backend>(&mut self, space: &AddressSpace<B>) {
+        if !self.unlink.is_empty() {
+            self.unlink.unlink(&space.core);
+            self.unlinked.append(mem::take(&mut self.unlink));
+        }
+    }
+
     fn run<B: Backend>(self, space: &AddressSpace<B>) {
         for (start, end) in self.populate {
             // What can't be had is passed over.
@@ -331,8 +341,13 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
             return Err(refused);
         }
         let wait = self.wait;
-        let hold = self.config().publish_under_index_lock;
-        let linked = changes.files.link(&space.core, hold)?;
+        let linked = match &mut changes.followed {
+            Some(followed) => {
+                let hold = self.config().publish_under_index_lock;
+                Some(followed.files.link(&space.core, hold)?)
+            }
+            None => None,
+        };
         let inner = self.inner_mut();
         let guard_edits = changes.guards.then(|| Inner::guard_edits(&changes.windows));
         let mut transaction = space.core.tree.write(&mut inner.writer);
@@ -349,7 +364,7 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
         }
         let prepared = transaction.prepare().map_err(|_| PublishError::NoMemory)?;
         let replaced = prepared.commit_with(wait).map_err(PublishError::GaveUp)?;
-        linked.keep();
+        linked.map_or((), Linked::keep);
         drop(replaced);
         if let Some(edits) = guard_edits {
             inner.apply_guard_edits(edits);
@@ -358,13 +373,12 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
         inner.stats.add(changes.stats);
         inner.stats.publishes += 1;
         self.after.changed = true;
-        changes.files.forget_new();
-        self.after.files.append(mem::take(&mut changes.files));
         Ok(changes.followed.take())
     }
 
-    #[cold]
+    #[inline(never)]
     fn follow(&mut self, followed: Followed) {
+        self.after.unlink_later(followed.files);
         for (file, delta) in followed.writable {
             file.count_writable(delta);
         }

@@ -12,6 +12,7 @@ use crate::backend::PageChange;
 use crate::error::SplitError;
 use crate::flags::VmaFlags;
 use crate::merge::{Kind, Merge, Proposal, decide};
+use crate::space::files::FileEdits;
 use crate::vma::{Extras, Vma, same_hooks};
 
 impl Draft<'_> {
@@ -147,7 +148,13 @@ impl Draft<'_> {
     #[inline(never)]
     fn follow(&mut self, vma: &Vma, range: VmRange, opened: bool) {
         let placed = self.placed(range.start, range.end, vma);
-        self.changes.files.note(placed, opened);
+        if FileEdits::concern(placed) {
+            self.changes
+                .followed
+                .get_or_insert_default()
+                .files
+                .note(placed, opened);
+        }
         if let Some(file) = vma.file()
             && vma.is_shared_maywrite()
         {

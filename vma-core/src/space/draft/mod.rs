@@ -76,8 +76,6 @@ pub(super) struct Changes {
     pub(super) guards: bool,
     /// Few calls have any.
     pub(super) followed: Option<Box<Followed>>,
-    /// What comes and goes in the indexes of files.
-    pub(super) files: FileEdits,
     /// What happens to pages, in this order; not noted where nothing is behind mappings.
     pub(super) pages: Vec<PageChange>,
     /// Flags of all mappings that are unmapped.
@@ -95,7 +93,6 @@ impl Changes {
             stats: Stats::default(),
             guards: false,
             followed: None,
-            files: FileEdits::default(),
             pages: Vec::new(),
             gone: VmaFlags::empty(),
             notes_pages,
@@ -111,6 +108,8 @@ pub(super) struct Followed {
     pub(super) writable: Vec<(Arc<FileObject>, i64)>,
     /// Mappings of huge pages.
     pub(super) huge: Vec<HugeEvent>,
+    /// What comes and goes in the indexes of files.
+    pub(super) files: FileEdits,
 }
 
 /// Huge pages that are mapped, or no longer.
