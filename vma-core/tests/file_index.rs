@@ -234,8 +234,10 @@ proptest! {
 /// What can't be published leaves no trace.
 #[test]
 fn a_call_that_fails_leaves_the_index_as_it_was() {
-    let mut config = SpaceConfig::default();
-    config.max_map_count = 3;
+    let config = SpaceConfig {
+        max_map_count: 3,
+        ..SpaceConfig::default()
+    };
     let space = AddressSpace::new(config).unwrap();
     let file = file(12);
     let spaces = [space];

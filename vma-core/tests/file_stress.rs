@@ -210,7 +210,7 @@ fn nothing_beyond(world: &World, file: &FileObject, space: &Space, pages: u64) {
 fn indexes_are_exact_when_all_is_quiet_again_and_nothing_reaches_past_an_end() {
     let seconds = std::env::var("VMA_STRESS_SECONDS").ok();
     let time = Duration::from_secs(seconds.map_or(1, |text| text.parse().unwrap()));
-    let _watchdog = watchdog::watch(time * 3 + Duration::from_secs(60));
+    let _watchdog = watchdog::watch(time * 3 + Duration::from_mins(1));
     let world = World::new();
     std::thread::scope(|scope| {
         for seed in 1..=CALLERS {

@@ -18,7 +18,7 @@
 //! for each page, under its table's lock. Whenever no call is under way the entries are the mappings, each once.
 
 use std::fmt;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::ptr;
 use std::sync::{Arc, Weak};
 
@@ -27,7 +27,7 @@ use vma_rcu::lock_order::{Held, Level};
 use vma_rcu::rwsem::{RwSemaphore, WriteGuard};
 
 use super::FileObject;
-use super::index::{Interval, IntervalSet};
+use super::index::{Cursor, Interval, IntervalSet};
 use crate::addr::{Pages, VmRange};
 use crate::backend::paged::Frame;
 use crate::error::PublishError;
@@ -174,6 +174,8 @@ fn part(space: SpaceId, interval: Interval) -> Part {
     }
 }
 
+/// Entries that room is made for at a time.
+const ROOM: usize = 64;
 /// Entries that a walk looks at before it lets the lock go.
 const BATCH: usize = if cfg!(test) { 2 } else { 32 };
 
@@ -187,16 +189,32 @@ impl FileObject {
         space: &Weak<dyn Mapper>,
         parts: impl Iterator<Item = Part> + Clone,
     ) -> Result<Index<'f>, PublishError> {
-        let count = parts.clone().count();
         let id = SpaceId::of_weak(space);
         let mut index = self.mappings_index().write();
-        while index.set.needs(count) > 0 {
-            unimplemented!()
+        let (mut rest, mut done) = (parts.clone(), 0);
+        loop {
+            let count = rest.clone().take(ROOM).count();
+            if count == 0 {
+                return Ok(index);
+            }
+            // Memory is made with the lock let go of, and what isn't used goes the same way.
+            while let Some(need) = index.set.needs(count) {
+                drop(index);
+                let Some(chunk) = need.allocate() else {
+                    self.unlink(space, parts.take(done));
+                    return Err(PublishError::NoMemory);
+                };
+                index = self.mappings_index().write();
+                let unused = index.set.add(chunk);
+                drop(index);
+                drop(unused);
+                index = self.mappings_index().write();
+            }
+            for part in rest.by_ref().take(count) {
+                index.set.insert(interval(id, part), space.clone());
+            }
+            done += count;
         }
-        for part in parts {
-            index.set.insert(interval(id, part), space.clone());
-        }
-        Ok(index)
     }
 
     /// It no longer shows them.
@@ -209,6 +227,9 @@ impl FileObject {
             let removed = index.set.remove(interval(id, part), is_ours);
             debug_assert!(removed.is_some(), "{part:?} was linked");
         }
+        let memory = index.set.take_memory();
+        drop(index);
+        drop(memory);
     }
 
     /// Calls `f` for each part of these pages that is mapped, or may be, and settles with the spaces; no lock is held meanwhile.
@@ -217,21 +238,29 @@ impl FileObject {
         pages: &Range<u64>,
         mut f: impl FnMut(&dyn Mapper, Part),
     ) {
-        let mut after = None;
+        let mut after = Cursor::default();
         loop {
             let mut batch = SmallVec::<[(Arc<dyn Mapper>, Part); BATCH]>::new();
-            let mut is_last = true;
+            let (mut seen, mut is_last) = (0, true);
             self.walk(pages, after, |key, space| {
-                if batch.len() == BATCH {
-                    is_last = false;
-                    return false;
+                // Entries that differ in their end alone, of one mapping on its way to another, are seen to together.
+                if !after.is_at(key) {
+                    if seen == BATCH {
+                        is_last = false;
+                        return ControlFlow::Break(());
+                    }
+                    (seen, after) = (seen + 1, Cursor::behind(key));
+                    // A space that is going needs no seeing to.
+                    if let Some(alive) = space.upgrade() {
+                        batch.push((alive, part(SpaceId::of_weak(space), key)));
+                    }
+                } else if let Some((_, last)) = batch.last_mut()
+                    && (last.first, last.addr)
+                        == (key.first, part(SpaceId::of_weak(space), key).addr)
+                {
+                    last.end = last.end.max(key.end);
                 }
-                after = Some(key);
-                // A space that is going needs no seeing to.
-                if let Some(alive) = space.upgrade() {
-                    batch.push((alive, part(SpaceId::of_weak(space), key)));
-                }
-                true
+                ControlFlow::Continue(())
             });
             for (space, part) in &batch {
                 f(&**space, part.within(pages, space.pages()));
@@ -253,29 +282,24 @@ impl FileObject {
     fn walk(
         &self,
         pages: &Range<u64>,
-        after: Option<Interval>,
-        f: impl FnMut(Interval, &Weak<dyn Mapper>) -> bool,
+        after: Cursor,
+        f: impl FnMut(Interval, &Weak<dyn Mapper>) -> ControlFlow<()>,
     ) {
-        if pages.is_empty() {
-            return;
-        }
         let index = self.mappings_index();
         let _held = index.held();
-        index
-            .set
-            .read()
-            .overlapping(pages.start, pages.end, after, f);
+        let set = index.set.read();
+        set.overlapping((pages.start, pages.end), after, f);
     }
 
     /// The mappings that show some of these pages, in order of their first page. What calls are making or taking away meanwhile may
     /// be among them.
     pub fn mappings(&self, pages: Range<u64>) -> Vec<FileMapping> {
         let mut found = Vec::new();
-        self.walk(&pages, None, |key, space| {
+        self.walk(&pages, Cursor::default(), |key, space| {
             let id = SpaceId::of_weak(space);
             // Its size of pages is asked for later, since the space must not go here.
             found.push((space.clone(), part(id, key)));
-            true
+            ControlFlow::Continue(())
         });
         let mapping = |(space, part): (Weak<dyn Mapper>, Part)| {
             let size = space.upgrade()?.pages();

@@ -364,7 +364,7 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
         }
         let prepared = transaction.prepare().map_err(|_| PublishError::NoMemory)?;
         let replaced = prepared.commit_with(wait).map_err(PublishError::GaveUp)?;
-        linked.map_or((), Linked::keep);
+        linked.into_iter().for_each(Linked::keep);
         drop(replaced);
         if let Some(edits) = guard_edits {
             inner.apply_guard_edits(edits);

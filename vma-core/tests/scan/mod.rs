@@ -19,7 +19,7 @@ pub(crate) fn exact<B: Backend>(
             let shows = |open: &&std::sync::Arc<vma_core::OpenFile>| {
                 std::ptr::eq(&raw const **open.object(), file)
             };
-            if vma.file().filter(shows).is_some() {
+            if vma.file().as_ref().is_some_and(shows) {
                 scanned.push((
                     space.id(),
                     vma.start(),

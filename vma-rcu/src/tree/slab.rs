@@ -6,12 +6,15 @@
 //! exclusively.
 //!
 //! ```text
-//! chunk   block | block | ...       1 to 4, the more the slab has already
+//! chunk   block | block | ...       1 to 4, the more the slab has already; 256 in a large one
 //! block   header (one line) | colour (0 to 5 lines) | object | object | ...
 //! ```
 //!
 //! Why chunks: in a heap that has been used an aligned allocation costs microseconds, whatever its size, which is as much as
 //! to fill a block. Why small ones first: a small tree should take little memory.
+//!
+//! Why large ones in the end: they are huge pages where the kernel has some. A tree of 100,000 entries takes more pages of 4 KiB than
+//! a processor caches translations for, and a miss costs as much as one of the data caches; in a virtual machine more.
 //!
 //! The colour of large objects' blocks differs from block to block: else the same line of every node would fall into the same half of
 //! the cache's sets.
@@ -34,19 +37,46 @@ const MOST: usize = 4;
 /// A slab grows by this part of itself: what a tree takes too much stays in proportion to it.
 const GROWTH: usize = 2;
 
+/// Blocks of a chunk that is a huge page of the processor's. A slab of as many grows by them.
+const HUGE: usize = if cfg!(test) { 16 } else { (2 << 20) / BLOCK };
+
+const fn layout(size: usize, align: usize) -> Layout {
+    match Layout::from_size_align(size, align) {
+        Ok(layout) => layout,
+        Err(_) => panic!("the alignment is a power of two"),
+    }
+}
+
 /// Layouts of chunks of 1, 2, ... blocks.
 const LAYOUTS: [Layout; MOST] = {
     let mut layouts = [Layout::new::<Header>(); MOST];
     let mut i = 0;
     while i < MOST {
-        layouts[i] = match Layout::from_size_align(i * BLOCK + BYTES, BLOCK) {
-            Ok(layout) => layout,
-            Err(_) => panic!("the alignment is a power of two"),
-        };
+        layouts[i] = layout(i * BLOCK + BYTES, BLOCK);
         i += 1;
     }
     layouts
 };
+
+/// That of a chunk of so many.
+const fn layout_of(blocks: usize) -> Layout {
+    if blocks == HUGE {
+        layout(HUGE * BLOCK, HUGE * BLOCK)
+    } else {
+        LAYOUTS[blocks - 1]
+    }
+}
+
+/// Asks for a huge page there. Nothing depends on it.
+#[cfg(all(target_os = "linux", not(any(loom, shuttle))))]
+fn advise_huge(chunk: NonNull<()>) {
+    let (start, len) = (chunk.as_ptr().cast(), HUGE * BLOCK);
+    // SAFETY: memory of the chunk's alone, whose content this advice leaves as it is.
+    let _ = unsafe { rustix::mm::madvise(start, len, rustix::mm::Advice::LinuxHugepage) };
+}
+
+#[cfg(not(all(target_os = "linux", not(any(loom, shuttle)))))]
+fn advise_huge(_: NonNull<()>) {}
 
 /// A cache line in bytes.
 const LINE: usize = 64;
@@ -179,12 +209,19 @@ impl<V> Slab<V> {
     /// A new chunk, all of whose blocks are whole, unless memory runs out.
     #[cold]
     fn add_chunk(&mut self) {
-        let blocks = (self.blocks / GROWTH).clamp(1, MOST);
+        let blocks = if self.blocks < HUGE {
+            (self.blocks / GROWTH).clamp(1, MOST)
+        } else {
+            HUGE
+        };
         // SAFETY: the layout has a size.
-        let chunk = unsafe { alloc(LAYOUTS[blocks - 1]) };
+        let chunk = unsafe { alloc(layout_of(blocks)) };
         let Some(chunk) = NonNull::new(chunk.cast::<()>()) else {
             return;
         };
+        if blocks == HUGE {
+            advise_huge(chunk);
+        }
         let chunk = chunk.cast::<Header>();
         for i in (0..blocks).rev() {
             // SAFETY: within the chunk.
@@ -267,7 +304,7 @@ impl<V> Slab<V> {
         }
         self.blocks -= blocks;
         // SAFETY: allocated with this layout, and nothing of it is in use.
-        unsafe { dealloc(chunk.cast(), LAYOUTS[blocks - 1]) };
+        unsafe { dealloc(chunk.cast(), layout_of(blocks)) };
     }
 }
 
