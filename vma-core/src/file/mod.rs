@@ -7,6 +7,8 @@ mod cache;
 mod index;
 mod io;
 mod mappings;
+#[cfg(all(test, loom))]
+mod models;
 mod object;
 mod seals;
 

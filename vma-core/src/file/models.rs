@@ -1,0 +1,199 @@
+//! Models of calls and walks that meet in a file's reverse index.
+//!
+//! Index, locks and the shootdown are the real ones. A space has one page: an entry behind a lock, which stands for a leaf of its
+//! tables. `.ci/loom` runs them as they are, and then once per planted fault, which they must find.
+
+use std::sync::{Arc, Weak};
+
+use loom::sync::Mutex;
+use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use loom::thread;
+use vma_rcu::shootdown::Shootdown;
+use vma_rcu::sync::planted;
+
+use super::{FileKind, FileObject, Mapper, Part};
+use crate::addr::Pages;
+use crate::backend::paged::Frame;
+
+const PART: Part = Part {
+    first: 0,
+    end: 1,
+    addr: 0x1000,
+};
+
+/// A space that maps the first page of a file, or doesn't.
+struct Space {
+    /// As the root of the tree: store-release, load-acquire.
+    mapped: AtomicBool,
+    /// Whether the page is in the table.
+    entry: Mutex<bool>,
+    shootdown: Shootdown,
+    /// The page's content: 0 while it is the file's.
+    page: AtomicU64,
+}
+
+impl Space {
+    fn new() -> Arc<Self> {
+        Arc::new(Space {
+            mapped: AtomicBool::new(false),
+            entry: Mutex::new(false),
+            shootdown: Shootdown::default(),
+            page: AtomicU64::new(0),
+        })
+    }
+
+    fn weak(self: &Arc<Self>) -> Weak<dyn Mapper> {
+        Arc::downgrade(self) as _
+    }
+
+    fn map(self: &Arc<Self>, file: &FileObject) {
+        let link = || drop(file.link(&self.weak(), std::iter::once(PART)).unwrap());
+        if planted("late_link") {
+            self.mapped.store(true, Ordering::Release);
+            link();
+        } else {
+            link();
+            self.mapped.store(true, Ordering::Release);
+        }
+    }
+
+    /// Puts the page in unless its file has let go of it.
+    fn fault(&self, gone: &AtomicBool) {
+        let mut entry = self.entry.lock().unwrap();
+        fence(Ordering::SeqCst);
+        if self.mapped.load(Ordering::Acquire) && !gone.load(Ordering::Relaxed) {
+            *entry = true;
+        }
+    }
+
+    fn unmap(self: &Arc<Self>, file: &FileObject) {
+        self.mapped.store(false, Ordering::Release);
+        fence(Ordering::SeqCst);
+        *self.entry.lock().unwrap() = false;
+        if !planted("early_unlink") {
+            self.shootdown.invalidate();
+        }
+        file.unlink(&self.weak(), std::iter::once(PART));
+        if planted("early_unlink") {
+            self.shootdown.invalidate();
+        }
+    }
+}
+
+impl Mapper for Space {
+    fn unmap_pages(&self, _: &FileObject, part: Part, _: bool) {
+        assert_eq!(part, PART);
+        fence(Ordering::SeqCst);
+        *self.entry.lock().unwrap() = false;
+    }
+
+    fn rob_heirs(&self, _: &FileObject, _: Part, _: &Frame) {}
+
+    fn settle(&self) {
+        self.shootdown.invalidate();
+    }
+
+    fn pages(&self) -> Pages {
+        Pages::new(4096)
+    }
+}
+
+fn file() -> Arc<FileObject> {
+    FileObject::builder(FileKind::Shmem, "f").len(4096).build()
+}
+
+/// The file lets go of its page.
+fn truncate(file: &FileObject, gone: &AtomicBool) {
+    gone.store(true, Ordering::Relaxed);
+    file.for_each_mapping(&(0..u64::MAX), |space, part| {
+        space.unmap_pages(file, part, true)
+    });
+}
+
+fn model(preemptions: Option<usize>, f: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = preemptions;
+    builder.max_branches = 100_000;
+    builder.check(f);
+}
+
+/// I1: either the walk finds the mapping, or who faults there sees that the file has let go of the page.
+#[test]
+fn what_can_be_faulted_is_found_by_a_walk() {
+    model(Some(3), || {
+        let (space, file) = (Space::new(), file());
+        let gone = Arc::new(AtomicBool::new(false));
+        let mapper = {
+            let (space, file, gone) = (space.clone(), file.clone(), gone.clone());
+            thread::spawn(move || {
+                space.map(&file);
+                space.fault(&gone);
+            })
+        };
+        truncate(&file, &gone);
+        mapper.join().unwrap();
+        assert!(
+            !*space.entry.lock().unwrap(),
+            "a page past the end is mapped"
+        );
+        space.unmap(&file);
+        assert_eq!(file.mapping_count(), 0);
+    });
+}
+
+/// I1: a space that has unmapped the page, and may still use it, is found and waited for.
+#[test]
+fn a_walk_waits_for_a_space_that_is_letting_go() {
+    model(Some(2), || {
+        let (space, file) = (Space::new(), file());
+        let gone = Arc::new(AtomicBool::new(false));
+        space.map(&file);
+        space.fault(&gone);
+        let accessor = {
+            let space = space.clone();
+            thread::spawn(move || {
+                let mut accessing = space.shootdown.register();
+                let access = accessing.enter();
+                let is_there = || space.mapped.load(Ordering::Acquire);
+                if is_there() && *space.entry.lock().unwrap() && is_there() {
+                    assert_eq!(
+                        space.page.load(Ordering::Relaxed),
+                        0,
+                        "somebody else's bytes"
+                    );
+                }
+                drop(access);
+            })
+        };
+        let unmapper = {
+            let (space, file) = (space.clone(), file.clone());
+            thread::spawn(move || space.unmap(&file))
+        };
+        truncate(&file, &gone);
+        // The frame is somebody else's now.
+        space.page.store(1, Ordering::Relaxed);
+        accessor.join().unwrap();
+        unmapper.join().unwrap();
+        assert_eq!(file.mapping_count(), 0);
+    });
+}
+
+/// I2: calls of two spaces on one file leave what is mapped.
+#[test]
+fn two_spaces_enter_and_leave() {
+    model(Some(3), || {
+        let (one, two, file) = (Space::new(), Space::new(), file());
+        let other = {
+            let (two, file) = (two.clone(), file.clone());
+            thread::spawn(move || {
+                two.map(&file);
+                two.unmap(&file);
+            })
+        };
+        one.map(&file);
+        other.join().unwrap();
+        assert_eq!(file.mapping_count(), 1);
+        one.unmap(&file);
+        assert_eq!(file.mapping_count(), 0);
+    });
+}
