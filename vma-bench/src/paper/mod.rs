@@ -68,11 +68,7 @@ pub fn run(args: &PaperArgs) -> ExitCode {
     }
 }
 
-fn measure(
-    result: Published,
-    args: &PaperArgs,
-    report: &mut Report,
-) -> Result<(), Box<dyn Error>> {
+fn measure(result: Published, args: &PaperArgs, report: &mut Report) -> Result<(), Box<dyn Error>> {
     match result {
         Published::R1 => r1::run(args, report)?,
         Published::R4 => r4::run(args, report)?,

@@ -144,6 +144,7 @@ pub(super) const CALLS: u64 =
 /// Waits for, or holds of, all indexes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Sum {
+    pub(super) count: u64,
     pub(super) total: Duration,
     pub(super) longest: Duration,
 }
@@ -203,6 +204,7 @@ impl Bed {
     fn sum(&self, of: impl Fn(&LockTimes) -> LockTime) -> Sum {
         let each = self.times.iter().flatten().map(|times| of(times));
         each.fold(Sum::default(), |sum, time| Sum {
+            count: sum.count + time.count,
             total: sum.total + time.total,
             longest: sum.longest.max(time.longest),
         })
@@ -219,7 +221,8 @@ impl Bed {
     }
 
     /// Mappings of all files, in all spaces.
-    pub(super) fn mappings(&self) -> usize {
+    #[cfg(test)]
+    fn mappings(&self) -> usize {
         let count = |file: &Arc<OpenFile>| file.object().mapping_count();
         self.files.iter().map(count).sum()
     }

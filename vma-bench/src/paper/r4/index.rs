@@ -239,7 +239,11 @@ mod tests {
             let standing: BTreeSet<_> = shape.standing(100).map(|mapping| key(&mapping)).collect();
             assert_eq!(standing.len(), 100);
             let coming = shape.coming(100);
-            assert!(coming.iter().all(|mapping| !standing.contains(&key(mapping))));
+            assert!(
+                coming
+                    .iter()
+                    .all(|mapping| !standing.contains(&key(mapping)))
+            );
             for batch in coming.chunks(BATCH) {
                 let distinct: BTreeSet<_> = batch.iter().map(key).collect();
                 assert_eq!(distinct.len(), BATCH, "{shape:?}");

@@ -11,7 +11,7 @@
 //! What runs is the start and exit of a program with seven libraries, again and again, each in a new space, on ten files that
 //! 160 other spaces map all the time. Each thread has a reclamation domain of its own: threads share the files and nothing else.
 //!
-//! Holds and waits come from the indexes' locks (`FileObjectBuilder::index_observer`); they include a look at the clock, which the
+//! Holds and waits come from the indexes' locks (`FileObjectBuilder::index_observer`); they include a look at the clock, as the
 //! line "nothing done" shows. Throughput is measured in rounds of its own that nobody watches, and compared round by round.
 //! A longest time is that of a sample, beside the longest turn of an empty loop that runs for as long on as many threads: what
 //! the machine makes of it.
@@ -63,7 +63,10 @@ pub fn run(args: &PaperArgs, report: &mut Report) -> Result<(), R4Error> {
     let max = args.max_mappings.map(|max| max as usize);
     let plan = plan(args.quick, max);
     if cores() < 2 {
-        say(args.json, "one core only: nothing is measured with two threads");
+        say(
+            args.json,
+            "one core only: nothing is measured with two threads",
+        );
     }
     let bar = progress(plan.work());
     let measured = all(&plan, &bar, report);
@@ -102,16 +105,14 @@ fn crew(
     domains: &[Domain; 2],
     way: Way,
     span: Span,
-    begin: impl FnOnce(),
+    begin: impl Fn(),
 ) -> Result<(u64, f64), R4Error> {
     let (warm, start) = (Barrier::new(beds.len()), Barrier::new(beds.len()));
-    let work = |at: usize, begin: Option<&mut dyn FnMut()>| {
+    let work = |at: usize, begin: &dyn Fn()| {
         // Whoever fails is waited for all the same.
         let warmed = beds[at].exec_for(way, &domains[at], span.warm_up);
         warm.wait();
-        if let Some(begin) = begin {
-            begin();
-        }
+        begin();
         start.wait();
         warmed.and_then(|_| beds[at].exec_for(way, &domains[at], span.measured))
     };
@@ -120,11 +121,10 @@ fn crew(
         let other = (beds.len() > 1).then(|| {
             scope.spawn(|| {
                 sit(Seat::Second);
-                work(1, None)
+                work(1, &|| ())
             })
         });
-        let mut begin = Some(begin);
-        let mine = work(0, Some(&mut || drop(begin.take().map(|begin| begin()))))?;
+        let mine = work(0, &begin)?;
         let mut sum = (mine.0, per_second(mine));
         // A panic over there has been reported; its part is lost.
         if let Some(Ok(theirs)) = other.map(thread::ScopedJoinHandle::join) {
@@ -182,9 +182,12 @@ fn throughput(plan: &Plan, report: &mut Report) -> Result<(), R4Error> {
             });
         }
         for (line, ratio) in both.with_interval() {
-            report.add("R4/programs per second, after / before", &column, line, |row| {
-                Row::new(row, "x", ratio)
-            });
+            report.add(
+                "R4/programs per second, after / before",
+                &column,
+                line,
+                |row| Row::new(row, "x", ratio),
+            );
         }
     }
     // The source's own figure, to be read beside the others.

@@ -24,10 +24,11 @@ pub(super) fn measure(plan: &Plan, bar: &ProgressBar, report: &mut Report) -> Re
         let mut ways: [Seen; 2] = Default::default();
         let mut control = Seen::default();
         for repetition in 0..plan.watched {
+            let bare = control.nothing(*threads, plan.watched_span.measured);
             for way in Way::turn(repetition) {
-                ways[way as usize].watch(&bed, &domains, way, *threads, plan.watched_span)?;
+                let seen = &mut ways[way as usize];
+                seen.watch(&bed, &domains, way, *threads, plan.watched_span, bare)?;
             }
-            control.nothing(*threads, plan.watched_span.measured);
             bar.inc(u64::from(*threads == 1));
         }
         rows(*threads, &ways, &control, report);
@@ -39,6 +40,8 @@ pub(super) fn measure(plan: &Plan, bar: &ProgressBar, report: &mut Report) -> Re
 #[derive(Debug, Default)]
 struct Seen {
     hold: Vec<f64>,
+    /// Less what a hold takes in which nothing is done.
+    net_hold: Vec<f64>,
     longest_hold: Vec<f64>,
     wait: Vec<f64>,
     longest_wait: Vec<f64>,
@@ -56,11 +59,14 @@ impl Seen {
         way: Way,
         threads: usize,
         span: Span,
+        bare: f64,
     ) -> Result<(), R4Error> {
         let (programs, _) = crew(&[bed, bed][..threads], domains, way, span, || bed.reset())?;
         let calls = (programs * CALLS) as f64;
         let (held, waited) = (bed.held(), bed.waited());
         self.hold.push(ns(held.total) / calls);
+        self.net_hold
+            .push((ns(held.total) - bare * held.count as f64) / calls);
         self.longest_hold.push(ns(held.longest));
         self.wait.push(ns(waited.total) / calls);
         self.longest_wait.push(ns(waited.longest));
@@ -68,19 +74,24 @@ impl Seen {
     }
 
     /// What there is to see where nothing is done: the hold and the wait of a lock of one's own, and the longest turn of an empty loop on as
-    /// many threads.
-    fn nothing(&mut self, threads: usize, time: Duration) {
+    /// many threads. Returns that hold.
+    fn nothing(&mut self, threads: usize, time: Duration) -> f64 {
         const HOLDS: u64 = 1024;
         let lock = RwSemaphore::with_statistics((), Own::default());
         for _ in 0..HOLDS {
             drop(lock.write());
         }
-        let (held, waited) = (lock.statistics().0.held(true), lock.statistics().0.waited(true));
-        self.hold.push(ns(held.total) / HOLDS as f64);
+        let (held, waited) = (
+            lock.statistics().0.held(true),
+            lock.statistics().0.waited(true),
+        );
+        let bare = ns(held.total) / HOLDS as f64;
+        self.hold.push(bare);
         self.wait.push(ns(waited.total) / HOLDS as f64);
         let longest = ns(longest_turns(threads, time));
         self.longest_hold.push(longest);
         self.longest_wait.push(longest);
+        bare
     }
 }
 
@@ -128,12 +139,18 @@ fn rows(threads: usize, ways: &[Seen; 2], control: &Seen, report: &mut Report) {
     let column = crew_name(threads);
     let [before, after] = Way::ALL.map(Way::name);
     type Of = fn(&Seen) -> &Vec<f64>;
-    let tables: [(&str, Of, &str, Option<Target>); 4] = [
+    let tables: [(&str, Of, &str, Option<Target>); 5] = [
         (
             "R4/hold of the index's lock, per call",
             |seen| &seen.hold,
             "nothing done, per hold",
             Some(Target::ratio_at_most(0.5)),
+        ),
+        (
+            "R4/hold of the index's lock, per call, less the clock",
+            |seen| &seen.net_hold,
+            "",
+            None,
         ),
         (
             "R4/hold of the index's lock, longest",
@@ -162,9 +179,11 @@ fn rows(threads: usize, ways: &[Seen; 2], control: &Seen, report: &mut Report) {
         report.add(section, &column, after, |row| {
             Pairs::of(first, second).row(row, "ns", before, target)
         });
-        report.add(section, &column, idle, |row| {
-            Row::new(row, "ns", Summary::of(of(control)))
-        });
+        if !of(control).is_empty() {
+            report.add(section, &column, idle, |row| {
+                Row::new(row, "ns", Summary::of(of(control)))
+            });
+        }
     }
 }
 
