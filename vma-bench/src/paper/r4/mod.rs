@@ -231,16 +231,16 @@ fn index_of(shape: Shape, plan: &Plan, report: &mut Report) -> Result<(), Publis
     drop(contenders);
     let section = format!("R4/an entry comes and goes, {}", shape.name());
     for (size, of_size) in plan.sizes.iter().zip(series.chunks(MAKERS.len())) {
-        let [ours, plain] = [0, 1].map(|maker| Summary::of(&of_size[maker]));
+        let [ours, tree] = [0, 1].map(|maker| Summary::of(&of_size[maker]));
         let column = size_name(*size);
         report.add(&section, &column, MAKERS[0].0, |row| {
             let target = (*size == PAIR_AT).then(|| Target::at_most(PAIR_NS));
             Row::new(row, "ns", ours)
-                .beside(MAKERS[1].0, plain.median)
+                .beside(MAKERS[1].0, tree.median)
                 .target(target)
         });
         report.add(&section, &column, MAKERS[1].0, |row| {
-            Row::new(row, "ns", plain)
+            Row::new(row, "ns", tree)
         });
     }
     let at = |count: usize| plan.sizes.iter().position(|size| *size == count);

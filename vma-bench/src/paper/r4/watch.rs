@@ -136,9 +136,9 @@ fn longest_turn(time: Duration) -> Duration {
 }
 
 fn rows(threads: usize, ways: &[Seen; 2], control: &Seen, report: &mut Report) {
+    type Of = fn(&Seen) -> &Vec<f64>;
     let column = crew_name(threads);
     let [before, after] = Way::ALL.map(Way::name);
-    type Of = fn(&Seen) -> &Vec<f64>;
     let tables: [(&str, Of, &str, Option<Target>); 5] = [
         (
             "R4/hold of the index's lock, per call",
@@ -201,13 +201,11 @@ fn by_kind(
             // The caches are the other way's.
             bed.exec(way, domain, &mut |_| ())?;
             let mut sums = [Duration::ZERO; 4];
+            bed.reset();
             for _ in 0..plan.programs {
-                bed.reset();
-                let mut before = Duration::ZERO;
                 let mut done = |kind: Kind| {
-                    let total = bed.held().total;
-                    sums[kind as usize] += total - before;
-                    before = total;
+                    sums[kind as usize] += bed.held().total;
+                    bed.reset();
                 };
                 bed.exec(way, domain, &mut done)?;
             }
