@@ -42,6 +42,9 @@ pub struct PaperArgs {
     /// No file with more mappings than this.
     #[arg(long, value_name = "N", hide = true, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_mappings: Option<u32>,
+    /// No more rounds than this in which files are mapped.
+    #[arg(long, value_name = "N", hide = true, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_rounds: Option<u32>,
 }
 
 /// Measures, and prints it. Fails if a space or the kernel refuses something that was said to fit, or the output can't be written.

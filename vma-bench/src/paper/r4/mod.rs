@@ -60,8 +60,8 @@ const PAIR_AT: usize = 10_000;
 /// [`R4Error`]; what was measured until then is in the report.
 pub fn run(args: &PaperArgs, report: &mut Report) -> Result<(), R4Error> {
     sit(Seat::First);
-    let max = args.max_mappings.map(|max| max as usize);
-    let plan = plan(args.quick, max);
+    let limit = |max: Option<u32>| max.map_or(usize::MAX, |max| max as usize);
+    let plan = plan(args.quick, limit(args.max_mappings), limit(args.max_rounds));
     if cores() < 2 {
         say(
             args.json,

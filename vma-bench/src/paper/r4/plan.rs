@@ -35,10 +35,12 @@ const fn span(warm_up: u64, measured: u64) -> Span {
     }
 }
 
-/// Quick or full, with no file mapped more than `max` times.
-pub(super) fn plan(quick: bool, max: Option<usize>) -> Plan {
-    let max = max.unwrap_or(usize::MAX);
-    let rounds = |in_quick, in_full| if quick { in_quick } else { in_full };
+/// Quick or full, with no file mapped more than `max` times and no more than `max_rounds` rounds.
+pub(super) fn plan(quick: bool, max: usize, max_rounds: usize) -> Plan {
+    let rounds = |in_quick: usize, in_full: usize| {
+        let rounds = if quick { in_quick } else { in_full };
+        rounds.min(max_rounds)
+    };
     let effort = |rounds, span| Effort {
         rounds,
         warm_up: 2,
@@ -67,9 +69,11 @@ impl Plan {
 mod tests {
     use super::*;
 
+    const ALL: usize = usize::MAX;
+
     #[test]
     fn quick_measures_the_same_less_often() {
-        let (quick, full) = (plan(true, None), plan(false, None));
+        let (quick, full) = (plan(true, ALL, ALL), plan(false, ALL, ALL));
         assert_eq!(
             (quick.standing, &quick.sizes),
             (full.standing, &full.sizes),
@@ -83,10 +87,17 @@ mod tests {
 
     #[test]
     fn no_index_is_larger_than_was_asked_for() {
-        let small = plan(true, Some(1_000));
+        let small = plan(true, 1_000, ALL);
         assert_eq!(small.sizes, [100, 1_000]);
         assert!(small.standing * OF_A_SPACE <= 1_000 && small.standing > 0);
-        let smallest = plan(true, Some(1));
+        let smallest = plan(true, 1, ALL);
         assert!(smallest.sizes.is_empty() && smallest.standing == 0);
+    }
+
+    #[test]
+    fn there_are_no_more_rounds_than_were_asked_for() {
+        let plan = plan(false, ALL, 3);
+        assert_eq!(plan.work(), 4 * 3);
+        assert_eq!((plan.standing, plan.sizes.len()), (STANDING, SIZES.len()));
     }
 }
