@@ -5,27 +5,27 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
+/// Few mappings, few rounds.
+const FEW: [&str; 4] = ["--max-mappings", "100", "--max-rounds", "5"];
+
 fn run(args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vma-bench"));
-    command.args(["paper", "R1", "--quick"]).args(args);
+    command.args(["paper", "--quick"]).args(args);
     command.output().expect("the tool can be run")
 }
 
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).expect("the tool writes text")
+fn name(row: &Value) -> String {
+    row["row"].as_str().unwrap_or_default().to_owned()
 }
 
-#[test]
-fn the_smallest_sizes_give_a_row_for_every_figure() {
-    let output = run(&["--json", "--max-bytes", "2097152"]);
+/// The rows of a run, each of which has all fields and is there once.
+fn rows(args: &[&str]) -> Vec<Value> {
+    let output = run(args);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let rows: Vec<Value> = text(&output.stdout)
         .lines()
         .map(|line| serde_json::from_str(line).expect("one object per line"))
         .collect();
-    let name = |row: &Value| row["row"].as_str().unwrap_or_default().to_owned();
-    let names: BTreeSet<String> = rows.iter().map(name).collect();
-    assert_eq!(names.len(), rows.len(), "each row once");
     for row in &rows {
         let fields = row.as_object().expect("an object");
         assert_eq!(fields.len(), 13, "{row}");
@@ -36,6 +36,28 @@ fn the_smallest_sizes_give_a_row_for_every_figure() {
         );
         assert!(row["value"].as_f64().is_some_and(f64::is_finite), "{row}");
     }
+    assert_eq!(names(&rows).len(), rows.len(), "each row once");
+    rows
+}
+
+fn names(rows: &[Value]) -> BTreeSet<String> {
+    rows.iter().map(name).collect()
+}
+
+/// Names of the rows that have a target.
+fn with_target(rows: &[Value]) -> Vec<String> {
+    let claimed = rows.iter().filter(|row| !row["holds"].is_null());
+    claimed.map(name).collect()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("the tool writes text")
+}
+
+#[test]
+fn the_smallest_sizes_give_a_row_for_every_figure() {
+    let rows = rows(&["R1", "--json", "--max-bytes", "2097152"]);
+    let names = names(&rows);
     for size in ["4 KiB", "2 MiB"] {
         for way in ["exclusive", "downgraded", "detached (default)"] {
             for section in ["exclusive hold of the lock", "whole call"] {
@@ -45,23 +67,59 @@ fn the_smallest_sizes_give_a_row_for_every_figure() {
         }
         assert!(names.contains(&format!("R1/whole call/{size}/kernel")));
     }
-    let with_target: Vec<String> = rows
-        .iter()
-        .filter(|row| !row["holds"].is_null())
-        .map(name)
-        .collect();
+    let with_target = with_target(&rows);
     // The factor is claimed for large ranges, and stalls need two cores.
     let expected = 3 + usize::from(names.iter().any(|name| name.contains("stall")));
     assert_eq!(with_target.len(), expected, "{with_target:?}");
 }
 
 #[test]
-fn without_json_there_are_tables_and_a_verdict() {
-    let output = run(&["--max-bytes", "4096"]);
+fn without_a_result_all_are_measured_and_without_json_there_are_tables_and_a_verdict() {
+    let output = run(&[&["--max-bytes", "4096"], &FEW[..]].concat());
     assert!(output.status.success(), "{}", text(&output.stderr));
     let out = text(&output.stdout);
     assert!(out.contains("R1/exclusive hold of the lock"), "{out}");
+    assert!(out.contains("R4/hold of the index's lock"), "{out}");
     assert!(out.contains("targets hold"), "{out}");
+}
+
+#[test]
+fn files_of_few_mappings_give_a_row_for_every_figure() {
+    let rows = rows(&[&["R4", "--json"], &FEW[..]].concat());
+    let names = names(&rows);
+    let threads: &[&str] = if names.iter().any(|name| name.contains("2 threads")) {
+        &["1 thread", "2 threads"]
+    } else {
+        &["1 thread"]
+    };
+    for threads in threads {
+        for section in [
+            "hold of the index's lock, per call",
+            "hold of the index's lock, longest",
+            "wait for the index's lock, per call",
+            "wait for the index's lock, longest",
+            "programs started and ended per second",
+        ] {
+            for way in ["before", "after (default)"] {
+                let name = format!("R4/{section}/{threads}/{way}");
+                assert!(names.contains(&name), "{name}");
+            }
+        }
+        for line in ["low", "median", "high"] {
+            let name = format!("R4/programs per second, after / before/{threads}/{line}");
+            assert!(names.contains(&name), "{name}");
+        }
+    }
+    for shape in ["each another page", "the same pages in many spaces"] {
+        for contender in ["index", "BTreeMap"] {
+            let name = format!("R4/an entry comes and goes, {shape}/100/{contender}");
+            assert!(names.contains(&name), "{name}");
+        }
+    }
+    // Holds on each number of threads, programs per second on two; indexes of this size have none.
+    let expected = if threads.len() > 1 { 3 } else { 1 };
+    let with_target = with_target(&rows);
+    assert_eq!(with_target.len(), expected, "{with_target:?}");
 }
 
 #[test]

@@ -48,6 +48,8 @@ mod accounting;
 mod addr;
 mod anon;
 mod backend;
+#[doc(hidden)]
+pub mod bench;
 mod error;
 mod file;
 mod flags;

@@ -8,6 +8,7 @@
     reason = "counts and nanoseconds of a run are far below 2^52"
 )]
 
+mod files;
 mod fork;
 pub(crate) mod sys;
 
@@ -64,6 +65,7 @@ pub fn run(args: &HostArgs) -> ExitCode {
     if cores() > 1 {
         two_cpus(effort, &mut report);
     }
+    files::measure(effort, &mut report);
     fork::measure(args.quick, effort, &mut report);
     tables(args.quick, &mut report);
     match report.finish() {

@@ -6,11 +6,12 @@
 )]
 
 use std::io::{self, PipeWriter, pipe};
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::ptr::NonNull;
 
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{
-    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap,
+    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap,
 };
 
 const PAGE: usize = 4096;
@@ -82,11 +83,23 @@ impl HostPages {
     /// # Errors
     /// What the kernel says.
     pub(crate) fn split(&self) -> io::Result<()> {
+        self.split_by(MprotectFlags::READ)
+    }
+
+    /// The same where none can: every other one can't be read either.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub(crate) fn split_unreadable(&self) -> io::Result<()> {
+        self.split_by(MprotectFlags::empty())
+    }
+
+    fn split_by(&self, access: MprotectFlags) -> io::Result<()> {
         for page in (1..self.pages).step_by(2) {
             // SAFETY: within the mapping.
             let at = unsafe { self.start.add(page * PAGE) };
             // SAFETY: nobody else has the page.
-            unsafe { mprotect(at.as_ptr().cast(), PAGE, MprotectFlags::READ) }?;
+            unsafe { mprotect(at.as_ptr().cast(), PAGE, access) }?;
         }
         Ok(())
     }
@@ -107,6 +120,35 @@ impl Drop for HostPages {
     fn drop(&mut self) {
         // SAFETY: mapped by `map`, and nobody uses it any more.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.pages * PAGE) };
+    }
+}
+
+/// A file in memory.
+#[derive(Debug)]
+pub(crate) struct HostFile(OwnedFd);
+
+impl HostFile {
+    /// A new file.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub(crate) fn new(pages: usize) -> io::Result<Self> {
+        let file = memfd_create("vma-bench", MemfdFlags::CLOEXEC)?;
+        ftruncate(&file, (pages * PAGE) as u64)?;
+        Ok(HostFile(file))
+    }
+
+    /// Maps pages of it, to be read, where the kernel finds room.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub(crate) fn map(&self, first: usize, pages: usize) -> io::Result<HostPages> {
+        let (size, offset) = (pages * PAGE, (first * PAGE) as u64);
+        let (access, flags) = (ProtFlags::READ, MapFlags::PRIVATE);
+        // SAFETY: a new mapping, where the kernel finds room.
+        let start = unsafe { mmap(std::ptr::null_mut(), size, access, flags, &self.0, offset) }?;
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(HostPages { start, pages })
     }
 }
 

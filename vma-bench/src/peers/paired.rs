@@ -31,6 +31,11 @@ impl Pairs {
         self.middle().0
     }
 
+    fn ratios(&self) -> Summary {
+        let ratios: Vec<f64> = self.sorted.iter().map(|pair| pair.0).collect();
+        Summary::of(&ratios)
+    }
+
     /// The round with the median ratio.
     fn middle(&self) -> (f64, f64, f64) {
         let middle = self.sorted.get(self.sorted.len() / 2);
@@ -50,13 +55,27 @@ impl Pairs {
         )
     }
 
+    /// The median ratio and the ends of its [interval](Self::interval), each with its name: lines of a table in `x`.
+    pub fn with_interval(&self) -> [(&'static str, Summary); 3] {
+        let (low, high) = self.interval();
+        let ratios = self.ratios();
+        let end = |ratio| Summary {
+            samples: ratios.samples,
+            ..Summary::once(ratio)
+        };
+        let median = Summary {
+            median: self.ratio(),
+            ..ratios
+        };
+        [("low", end(low)), ("median", median), ("high", end(high))]
+    }
+
     /// The second one's figure beside the first one's, both from the round with the median ratio; the spread is the ratios'.
     pub fn row(&self, name: String, unit: &str, first: &str, target: Option<Target>) -> Row {
         let (_, baseline, value) = self.middle();
-        let ratios: Vec<f64> = self.sorted.iter().map(|pair| pair.0).collect();
         let summary = Summary {
             median: value,
-            ..Summary::of(&ratios)
+            ..self.ratios()
         };
         Row::new(name, unit, summary)
             .beside(first, baseline)
@@ -99,6 +118,17 @@ mod tests {
             (high - low) / f64::from(count)
         };
         assert!(ramp(1000) < ramp(50));
+    }
+
+    #[test]
+    fn the_interval_is_shown_from_low_to_high_around_the_ratio() {
+        let second: Vec<f64> = (0..101).map(f64::from).collect();
+        let pairs = Pairs::of(&[1.0; 101], &second);
+        let lines = pairs.with_interval();
+        assert_eq!(lines.map(|line| line.0), ["low", "median", "high"]);
+        let values = lines.map(|line| line.1.median);
+        assert!(values.is_sorted() && (values[1] - 50.0).abs() < 1e-9);
+        assert!(lines.iter().all(|line| line.1.samples == 101));
     }
 
     #[test]

@@ -168,10 +168,12 @@ impl Report {
 
 fn figure(row: &Row) -> String {
     let value = match row.value {
+        // A ratio: what matters is near 1.
+        value if row.unit == "x" => format!("{value:.3}"),
         value if value < 100.0 => format!("{value:.1}"),
         value => format!("{value:.0}"),
     };
-    if row.samples > 1 {
+    if row.samples > 1 && row.spread > 0.0 {
         format!("{value} ±{:>2.0}%", row.spread)
     } else {
         value

@@ -23,18 +23,17 @@ mod plan;
 mod probes;
 mod trend;
 
-use std::io::{self, Write as _};
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 
 pub use self::bed::R1Error;
 use self::bed::{Bed, PAGE, RANGE, RW, Way, unwatched};
 use self::plan::{Plan, Size, plan};
 use self::probes::{Probe, Seen, empty, kernel_once, kernel_stall};
 use self::trend::Trend;
-use super::PaperArgs;
 use super::memory::{available, size_name};
+use super::{PaperArgs, progress, say};
 use crate::peers::harness::{Effort, Sample, Span, rounds};
 use crate::peers::report::Report;
 use crate::peers::row::{Row, Target};
@@ -59,24 +58,10 @@ pub fn run(args: &PaperArgs, report: &mut Report) -> Result<(), R1Error> {
     if cores() < 2 {
         say(args.json, "one core only: stalls aren't measured");
     }
-    let bar = ProgressBar::new(plan.work());
-    if let Ok(style) = ProgressStyle::with_template("{msg:26} [{bar:40}] {percent:>3} % {elapsed}")
-    {
-        bar.set_style(style);
-    }
+    let bar = progress(plan.work());
     let measured = all(&plan, &bar, report);
     bar.finish_and_clear();
     measured
-}
-
-/// A line that isn't a figure.
-fn say(json: bool, note: &str) {
-    // Nothing to do about a closed output: the report says so at the end.
-    let _ = if json {
-        writeln!(io::stderr(), "{note}")
-    } else {
-        writeln!(io::stdout(), "{note}")
-    };
 }
 
 fn all(plan: &Plan, bar: &ProgressBar, report: &mut Report) -> Result<(), R1Error> {
