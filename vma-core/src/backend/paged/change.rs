@@ -38,10 +38,6 @@ pub struct Taken {
 }
 
 impl Taken {
-    pub(super) fn holds_frames(&self) -> bool {
-        !self.detached.is_empty()
-    }
-
     pub(super) fn announce(&mut self, pending: &Arc<Pending>) {
         self.announced = Some(pending.announce());
     }
@@ -156,6 +152,14 @@ pub(super) fn prepare(
         taken.ticket = Some(state.owed.enter(changes.iter().filter_map(outdated))?);
     }
     Ok(taken)
+}
+
+/// Whether frames may go with it. What a move finds in its way maps nothing.
+pub(super) fn takes_frames(change: &PageChange) -> bool {
+    match change {
+        PageChange::Zap { .. } | PageChange::Discard { .. } | PageChange::Guard { .. } => true,
+        PageChange::Move { .. } | PageChange::Protect { .. } | PageChange::Unguard { .. } => false,
+    }
 }
 
 fn zapped(change: &PageChange) -> Option<Range<u64>> {

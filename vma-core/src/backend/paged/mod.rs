@@ -272,10 +272,12 @@ impl Backend for Paged {
 
     fn commit(&self, changes: &[PageChange], holes: &[Range<u64>], taken: &mut Taken) {
         let state = self.state();
-        state.walk(|| change::commit(state, changes, holes, taken));
-        if taken.holds_frames() {
+        // Also where nothing turns out to be there: else the calls that take something out would have a line to fetch under the lock
+        // that the others don't touch (C5).
+        if changes.iter().any(change::takes_frames) {
             taken.announce(&self.pending);
         }
+        state.walk(|| change::commit(state, changes, holes, taken));
     }
 
     fn finish(&self, taken: Taken) {

@@ -136,13 +136,15 @@ impl Tables {
     ) -> Result<(), NoMemory> {
         let bytes = directory.slot_bytes();
         let touched = directory.touched(base, hole.start, hole.end);
-        into.reserve_links(touched.len())?;
         let edges = [touched.start, touched.end.saturating_sub(1)];
-        let edges = &edges[..touched.len().min(2)];
-        for index in edges {
-            let low = base + *index as u64 * bytes;
-            let slot = &directory.slots[*index];
-            if hole.has(low, bytes) || slot.load().is_none() {
+        let edges = edges.iter().take(touched.len());
+        // Those between are in the hole as a whole.
+        let edges = edges.map(|index| (*index, base + *index as u64 * bytes));
+        let staying = edges.filter(|(_, low)| !hole.has(*low, bytes));
+        into.reserve_links(touched.len() - staying.clone().count())?;
+        for (index, low) in staying {
+            let slot = &directory.slots[index];
+            if slot.load().is_none() {
                 continue;
             }
             if directory.below == 0 {
