@@ -67,7 +67,7 @@ fn an_access_is_over_before_the_frame_goes_back() {
                 assert!(first.is_none_or(|first| first == 1), "{first:?}");
                 assert!(second.is_none() || first == second, "{second:?}");
             });
-            let taken = space.unmap(page(0), page(1), hole, NOTHING);
+            let taken = space.unmap(page(0), page(1), hole.clone(), NOTHING);
             space.finish(taken);
             assert_eq!(world.live(), 0);
             accessor.join().unwrap();
@@ -94,7 +94,7 @@ fn a_detached_range_can_be_mapped_again() {
                 let again = cpu.load(page(0));
                 assert!(again != Some(1) || seen == Some(1), "old bytes again");
             });
-            let taken = space.unmap(page(0), page(1), hole, NEW);
+            let taken = space.unmap(page(0), page(1), hole.clone(), NEW);
             let mut cpu = Cpu::new(&space);
             assert_eq!(cpu.load(page(0)), Some(0));
             assert!(cpu.store(page(0), 2));
