@@ -26,14 +26,19 @@ impl Backend for Recorder {
         Ok(())
     }
 
-    fn prepare(&self, _: &[PageChange], _: &[Range<u64>]) -> Result<(), PublishError> {
+    fn prepare(
+        &self,
+        _: &[PageChange],
+        _holes: &[Range<u64>],
+        _mapped: &[Range<u64>],
+    ) -> Result<(), PublishError> {
         if *self.refuse.lock().unwrap() {
             return Err(PublishError::NoMemory);
         }
         Ok(())
     }
 
-    fn commit(&self, changes: &[PageChange], (): &mut (), _: &dyn Fn(u64, u64) -> (u64, u64)) {
+    fn commit(&self, changes: &[PageChange], _holes: &[Range<u64>], (): &mut ()) {
         self.changes.lock().unwrap().extend(changes);
     }
 

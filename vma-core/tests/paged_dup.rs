@@ -9,9 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use memory::{PAGE, RW, check, file, map, map_at, map_file, populate, space};
-use vma_core::paged::{Accessor, DeviceFrames, FramePool, InsertError, PAGE as FRAME};
+use vma_core::paged::{Accessor, DeviceFrames, FramePool, InsertError, PAGE as FRAME, Paged};
 use vma_core::{
-    Access, Advice, FaultError, MapFlags, Prot, RemapFlags, RemapRequest, SpecialMapping, VmaFlags,
+    Access, AddressSpace, Advice, Domain, Errno, FaultError, MapFlags, Prot, RemapFlags,
+    RemapRequest, SpaceConfig, SpecialMapping, UnmapError, VmaFlags,
 };
 
 fn byte(cpu: &mut Accessor<'_>, addr: u64) -> u8 {
@@ -53,6 +54,35 @@ fn what_a_child_shares_costs_neither_frames_nor_tables() {
     check(&parent);
     drop(mine);
     drop(parent);
+    assert_eq!(pool.stats().used, 0);
+}
+
+/// Tables that go as a whole aren't made the space's own first; those that stay are.
+#[test]
+fn unmapping_all_that_shared_tables_map_needs_no_tables() {
+    let (at, pages) = (1 << 40, 700);
+    let tables = {
+        let space = space(&FramePool::default());
+        map_at(&space, at, pages);
+        populate(&space, at, pages, 1);
+        space.backend().table_bytes()
+    };
+    let pool = FramePool::default();
+    let backend = Paged::new(Arc::new(pool.clone())).with_table_limit(tables);
+    let config = SpaceConfig::default();
+    let parent = AddressSpace::with_backend(config, &Domain::default(), backend).unwrap();
+    map_at(&parent, at, pages);
+    populate(&parent, at, pages, 1);
+    let child = parent.dup().unwrap();
+    let errno = |done: Result<(), UnmapError>| done.map_err(UnmapError::errno);
+    let part = parent.unmap(at + PAGE, (pages - 1) * PAGE);
+    assert_eq!(errno(part), Err(Errno::ENOMEM));
+    assert_eq!(parent.backend().resident().anon, pages);
+    assert_eq!(errno(parent.unmap(at, pages * PAGE)), Ok(()));
+    assert_eq!(parent.backend().resident().anon, 0);
+    assert_eq!(child.backend().resident().anon, pages);
+    check(&parent);
+    drop(child);
     assert_eq!(pool.stats().used, 0);
 }
 

@@ -142,27 +142,24 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// [`ConfigError`]: the backend can't do this page size, or memory runs out.
     fn attach(&self, domain: &Domain, config: &SpaceConfig) -> Result<(), ConfigError>;
 
-    /// Does what can fail of changes that are about to be published. The space's lock is held exclusively. `mapped`
-    /// are the ranges that mappings have afterwards, as far as they change.
+    /// Does what can fail of changes that are about to be published. The space's lock is held exclusively. `holes` says for each
+    /// [`Zap`](PageChange::Zap), in their order, what is free around it afterwards, itself included. `mapped` are the ranges that
+    /// mappings have afterwards, as far as they change.
     ///
     /// # Errors
     /// [`PublishError`]: the call fails with `ENOMEM` and changes nothing.
     fn prepare(
         &self,
         changes: &[PageChange],
+        holes: &[Range<u64>],
         mapped: &[Range<u64>],
     ) -> Result<Self::Taken, PublishError>;
 
-    /// Makes changes, in their order, after they were published. `hole` says what is free around a range that was zapped.
+    /// Makes changes, in their order, after they were published; `holes` as in [`prepare`](Self::prepare).
     ///
     /// The space's lock is held exclusively, and mappings whose pages are zapped or moved take no faults. What takes long is
     /// left for [`finish`](Self::finish).
-    fn commit(
-        &self,
-        changes: &[PageChange],
-        taken: &mut Self::Taken,
-        hole: &dyn Fn(u64, u64) -> (u64, u64),
-    );
+    fn commit(&self, changes: &[PageChange], holes: &[Range<u64>], taken: &mut Self::Taken);
 
     /// Waits until no access uses what was there before, and lets go of it. With or without the space's lock; also for a call that
     /// was prepared and not made.
@@ -250,11 +247,16 @@ impl Backend for () {
         Ok(())
     }
 
-    fn prepare(&self, _: &[PageChange], _: &[Range<u64>]) -> Result<(), PublishError> {
+    fn prepare(
+        &self,
+        _: &[PageChange],
+        _holes: &[Range<u64>],
+        _mapped: &[Range<u64>],
+    ) -> Result<(), PublishError> {
         Ok(())
     }
 
-    fn commit(&self, _: &[PageChange], _taken: &mut (), _: &dyn Fn(u64, u64) -> (u64, u64)) {}
+    fn commit(&self, _: &[PageChange], _holes: &[Range<u64>], _taken: &mut ()) {}
 
     fn finish(&self, _taken: ()) {}
 

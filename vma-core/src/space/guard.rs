@@ -1,5 +1,6 @@
 //! The two sides of the lock, and publishing.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::{fmt, iter, mem};
 
@@ -8,7 +9,7 @@ use vma_rcu::rwsem;
 use vma_rcu::tree::View;
 use vma_rcu::wait::Wait;
 
-use super::draft::{Changes, Draft, Followed, HookEvent, Piece, settle_huge};
+use super::draft::{Changes, Draft, Followed, HookEvent, Piece, Window, settle_huge};
 use super::files::{FileEdits, Linked};
 use super::gate::{Gates, fence_before_tables};
 use super::observe::Observed;
@@ -288,7 +289,9 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
         }
         let sources: SmallVec<[_; 2]> = changes.pages.iter().filter_map(source).collect();
         Gates::new(core.tree.locked(&self.inner().writer), &sources).close();
-        let prepared = core.backend.prepare(&changes.pages, &mapped);
+        let view = core.tree.locked(&self.inner().writer);
+        let holes = holes(view, &changes.windows, &changes.pages);
+        let prepared = core.backend.prepare(&changes.pages, &holes, &mapped);
         let published = prepared.and_then(|taken| match self.publish(changes) {
             Ok(followed) => Ok((taken, followed)),
             Err(error) => {
@@ -304,6 +307,7 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
                 return Err(error);
             }
         };
+        debug_assert_eq!(holes, self::holes(view, &[], &changes.pages), "as foreseen");
         let windows: SmallVec<[_; 2]> = changes
             .windows
             .iter()
@@ -311,8 +315,7 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
             .collect();
         let gates = Gates::new(view, &windows);
         fence_before_tables();
-        let hole = |start, end| hole(view, start, end);
-        core.backend.commit(&changes.pages, &mut taken, &hole);
+        core.backend.commit(&changes.pages, &holes, &mut taken);
         for change in &changes.pages {
             if let PageChange::Move { to, len, .. } = *change {
                 core.recheck_files(view, to, to + len);
@@ -434,17 +437,80 @@ fn source(change: &PageChange) -> Option<(u64, u64)> {
     }
 }
 
-/// What is free around a range that was unmapped, itself included.
-fn hole(view: View<'_, Vma>, start: u64, end: u64) -> (u64, u64) {
-    let (below, _) = view.neighbours(start);
-    let low = match view.find(start.wrapping_sub(1)) {
-        Some(_) => start,
-        None => below.map_or(0, |entry| entry.end),
+/// What will be free around each range that is unmapped, itself included, when the windows are published.
+fn holes(
+    view: View<'_, Vma>,
+    windows: &[Window],
+    changes: &[PageChange],
+) -> SmallVec<[Range<u64>; 2]> {
+    let hole = |change: &PageChange| match *change {
+        PageChange::Zap { start, end } => {
+            Some(free_below(view, windows, start)..free_above(view, windows, end))
+        }
+        _ => None,
     };
-    let high = view
-        .find_next(end)
-        .map_or(u64::MAX, |entry| entry.start.max(end));
-    (low, high)
+    changes.iter().filter_map(hole).collect()
+}
+
+/// The end of the last mapping below an address that is going to be there, or the address.
+fn free_below(view: View<'_, Vma>, windows: &[Window], addr: u64) -> u64 {
+    let mut at = addr;
+    let staying = loop {
+        // What windows cover is replaced by their pieces.
+        if let Some(window) = windows.iter().find(|window| reaches_below(window, at)) {
+            at = window.start;
+        }
+        let (below, above) = view.neighbours(at);
+        if above.is_some_and(|entry| entry.start < at) {
+            break at;
+        }
+        match below {
+            None => break 0,
+            Some(entry)
+                if windows
+                    .iter()
+                    .any(|window| reaches_below(window, entry.end)) =>
+            {
+                at = entry.end;
+            }
+            Some(entry) => break entry.end,
+        }
+    };
+    let pieces = windows.iter().flat_map(|window| &window.pieces);
+    let ends = pieces.filter(|piece| piece.start < addr);
+    ends.map(|piece| piece.end.min(addr))
+        .fold(staying, u64::max)
+}
+
+fn reaches_below(window: &Window, addr: u64) -> bool {
+    window.start < addr && addr <= window.end
+}
+
+/// The start of the first mapping above an address that is going to be there, or the address.
+fn free_above(view: View<'_, Vma>, windows: &[Window], addr: u64) -> u64 {
+    let reaches_above = |at| move |window: &&Window| window.start <= at && at < window.end;
+    let mut at = addr;
+    let staying = loop {
+        if let Some(window) = windows.iter().find(reaches_above(at)) {
+            at = window.end;
+        }
+        match view.find_next(at) {
+            None => break u64::MAX,
+            Some(entry)
+                if windows
+                    .iter()
+                    .any(|window| reaches_above(entry.start)(&window)) =>
+            {
+                at = entry.start;
+            }
+            Some(entry) => break entry.start.max(at),
+        }
+    };
+    let pieces = windows.iter().flat_map(|window| &window.pieces);
+    let starts = pieces.filter(|piece| piece.end > addr);
+    starts
+        .map(|piece| piece.start.max(addr))
+        .fold(staying, u64::min)
 }
 
 impl<B: Backend> Drop for WriteGuard<'_, B> {

@@ -38,10 +38,6 @@ pub struct Taken {
 }
 
 impl Taken {
-    pub(super) fn holds_frames(&self) -> bool {
-        !self.detached.is_empty()
-    }
-
     pub(super) fn announce(&mut self, pending: &Arc<Pending>) {
         self.announced = Some(pending.announce());
     }
@@ -119,8 +115,10 @@ fn outdated(change: &PageChange) -> Option<Range<u64>> {
 pub(super) fn prepare(
     state: &State,
     changes: &[PageChange],
+    holes: &[Range<u64>],
     mapped: &[Range<u64>],
 ) -> Result<Taken, NoMemory> {
+    let mut holes = holes.iter();
     let tables = &state.tables;
     let mut taken = Taken::default();
     if state.owed.is_any() && !planted("no_look_at_owed") {
@@ -130,7 +128,8 @@ pub(super) fn prepare(
     for change in changes {
         match *change {
             PageChange::Zap { start, end } => {
-                tables.prepare_detach(start, end, &mut taken.detached)?;
+                let hole = clipped(changes, start..end, holes.next());
+                tables.prepare_detach(hole, &mut taken.detached)?;
             }
             PageChange::Discard { start, end } | PageChange::Unguard { start, end } => {
                 tables.own_range(start, end)?;
@@ -153,6 +152,14 @@ pub(super) fn prepare(
         taken.ticket = Some(state.owed.enter(changes.iter().filter_map(outdated))?);
     }
     Ok(taken)
+}
+
+/// Whether frames may go with it. What a move finds in its way maps nothing.
+pub(super) fn takes_frames(change: &PageChange) -> bool {
+    match change {
+        PageChange::Zap { .. } | PageChange::Discard { .. } | PageChange::Guard { .. } => true,
+        PageChange::Move { .. } | PageChange::Protect { .. } | PageChange::Unguard { .. } => false,
+    }
 }
 
 fn zapped(change: &PageChange) -> Option<Range<u64>> {
@@ -184,20 +191,15 @@ fn leaves(start: u64, end: u64) -> impl Iterator<Item = u64> {
 pub(super) fn commit(
     state: &State,
     changes: &[PageChange],
+    holes: &[Range<u64>],
     taken: &mut Taken,
-    hole: &dyn Fn(u64, u64) -> (u64, u64),
 ) {
+    let mut holes = holes.iter();
     let mut relocations = taken.relocations.iter_mut();
     for change in changes {
         match *change {
             PageChange::Zap { start, end } => {
-                let (low, high) = clipped(changes, start..end, hole(start, end));
-                let hole = Hole {
-                    low,
-                    start,
-                    end,
-                    high,
-                };
+                let hole = clipped(changes, start..end, holes.next());
                 let mut make_room = |detached: &mut Detached| let_go(state, detached);
                 state
                     .tables
@@ -231,8 +233,11 @@ pub(super) fn commit(
 }
 
 /// What is free around a range, less what pages are moved from or to by the same call.
-fn clipped(changes: &[PageChange], range: Range<u64>, hole: (u64, u64)) -> (u64, u64) {
-    let (mut low, mut high) = hole;
+fn clipped(changes: &[PageChange], range: Range<u64>, hole: Option<&Range<u64>>) -> Hole {
+    let Range {
+        start: mut low,
+        end: mut high,
+    } = hole.unwrap_or(&range).clone();
     for change in changes {
         let PageChange::Move { from, to, len } = *change else {
             continue;
@@ -247,7 +252,12 @@ fn clipped(changes: &[PageChange], range: Range<u64>, hole: (u64, u64)) -> (u64,
             }
         }
     }
-    (low, high)
+    Hole {
+        low,
+        start: range.start,
+        end: range.end,
+        high,
+    }
 }
 
 /// See [`Backend::finish`](super::super::Backend::finish).

@@ -262,24 +262,22 @@ impl Backend for Paged {
     fn prepare(
         &self,
         changes: &[PageChange],
+        holes: &[Range<u64>],
         mapped: &[Range<u64>],
     ) -> Result<Taken, PublishError> {
         let state = self.state();
-        let taken = state.walk(|| change::prepare(state, changes, mapped));
+        let taken = state.walk(|| change::prepare(state, changes, holes, mapped));
         taken.map_err(PublishError::from)
     }
 
-    fn commit(
-        &self,
-        changes: &[PageChange],
-        taken: &mut Taken,
-        hole: &dyn Fn(u64, u64) -> (u64, u64),
-    ) {
+    fn commit(&self, changes: &[PageChange], holes: &[Range<u64>], taken: &mut Taken) {
         let state = self.state();
-        state.walk(|| change::commit(state, changes, taken, hole));
-        if taken.holds_frames() {
+        // Also where nothing turns out to be there: else the calls that take something out would have a line to fetch under the lock
+        // that the others don't touch (C5).
+        if changes.iter().any(change::takes_frames) {
             taken.announce(&self.pending);
         }
+        state.walk(|| change::commit(state, changes, holes, taken));
     }
 
     fn finish(&self, taken: Taken) {

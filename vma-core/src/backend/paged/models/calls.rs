@@ -17,7 +17,7 @@ fn a_fault_puts_nothing_into_an_unmapped_range() {
             let space = space.clone();
             thread::spawn(move || space.fault(page(0), Access::Write))
         };
-        let taken = space.unmap(page(0), page(4), (0, u64::MAX), NOTHING);
+        let taken = space.unmap(page(0), page(4), 0..u64::MAX, NOTHING);
         space.finish(taken);
         fault.join().unwrap();
         assert_eq!(space.content(page(0)), None);
@@ -39,7 +39,7 @@ fn a_fault_puts_nothing_into_an_unmapped_part_of_a_leaf() {
             let space = space.clone();
             thread::spawn(move || space.fault(page(0), Access::Write))
         };
-        let taken = space.unmap(page(0), page(1), (page(0), page(1)), NOTHING);
+        let taken = space.unmap(page(0), page(1), page(0)..page(1), NOTHING);
         space.finish(taken);
         fault.join().unwrap();
         assert_eq!(space.content(page(0)), None);
@@ -54,7 +54,7 @@ fn a_fault_puts_nothing_into_an_unmapped_part_of_a_leaf() {
 /// When the call has returned, no access is under way through what was mapped: with the leaf, and within a leaf that stays.
 #[test]
 fn an_access_is_over_before_the_frame_goes_back() {
-    for hole in [(0, u64::MAX), (page(0), page(1))] {
+    for hole in [0..u64::MAX, page(0)..page(1)] {
         model(None, move || {
             let mut world = World::new();
             let space = world.space(ONE_LEVEL);
@@ -67,7 +67,7 @@ fn an_access_is_over_before_the_frame_goes_back() {
                 assert!(first.is_none_or(|first| first == 1), "{first:?}");
                 assert!(second.is_none() || first == second, "{second:?}");
             });
-            let taken = space.unmap(page(0), page(1), hole, NOTHING);
+            let taken = space.unmap(page(0), page(1), hole.clone(), NOTHING);
             space.finish(taken);
             assert_eq!(world.live(), 0);
             accessor.join().unwrap();
@@ -81,7 +81,7 @@ fn an_access_is_over_before_the_frame_goes_back() {
 /// Stores of who finds the old mapping don't come to it.
 #[test]
 fn a_detached_range_can_be_mapped_again() {
-    for hole in [(0, u64::MAX), (page(0), page(1))] {
+    for hole in [0..u64::MAX, page(0)..page(1)] {
         model(Some(3), move || {
             let mut world = World::new();
             let space = world.space(ONE_LEVEL);
@@ -94,7 +94,7 @@ fn a_detached_range_can_be_mapped_again() {
                 let again = cpu.load(page(0));
                 assert!(again != Some(1) || seen == Some(1), "old bytes again");
             });
-            let taken = space.unmap(page(0), page(1), hole, NEW);
+            let taken = space.unmap(page(0), page(1), hole.clone(), NEW);
             let mut cpu = Cpu::new(&space);
             assert_eq!(cpu.load(page(0)), Some(0));
             assert!(cpu.store(page(0), 2));
@@ -119,7 +119,7 @@ fn a_fault_of_the_old_mapping_puts_nothing_into_the_new_one() {
         let old = thread::spawn(move || {
             cpu.while_mapped(OLD, page(0), Access::Write, |memory| store(memory, 1))
         });
-        let taken = space.unmap(page(0), page(1), (0, u64::MAX), NEW);
+        let taken = space.unmap(page(0), page(1), 0..u64::MAX, NEW);
         let mut cpu = Cpu::new(&space);
         assert_eq!(cpu.load(page(0)), Some(0));
         space.finish(taken);
@@ -148,8 +148,8 @@ fn a_new_mapping_waits_for_accesses_that_an_earlier_call_owes() {
                 assert!(!(is_new && seen == Some(1)), "the old page");
             })
         };
-        let first = space.unmap(page(0), page(1), (0, u64::MAX), NOTHING);
-        let second = space.unmap(page(0), page(1), (0, u64::MAX), NEW);
+        let first = space.unmap(page(0), page(1), 0..u64::MAX, NOTHING);
+        let second = space.unmap(page(0), page(1), 0..u64::MAX, NEW);
         space.finish(second);
         mapped.store(true, Ordering::Release);
         space.finish(first);
@@ -171,7 +171,7 @@ fn a_gate_keeps_old_pages_from_a_new_mapping() {
             let seen = cpu.while_mapped(NEW, page(0), Access::Read, load);
             assert!(matches!(seen, None | Some(0)), "{seen:?}");
         });
-        let taken = space.unmap(page(0), page(1), (0, u64::MAX), NEW);
+        let taken = space.unmap(page(0), page(1), 0..u64::MAX, NEW);
         space.finish(taken);
         other.join().unwrap();
         drop(space);

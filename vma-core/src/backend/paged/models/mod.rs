@@ -11,6 +11,7 @@ mod calls;
 mod faults;
 mod sharing;
 
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize as Count, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -214,7 +215,7 @@ impl Space {
     }
 
     /// As unmapping the range does it; what is mapped afterwards. The rest is `change::finish`.
-    fn unmap(&self, start: u64, end: u64, hole: (u64, u64), which: usize) -> super::Taken {
+    fn unmap(&self, start: u64, end: u64, hole: Range<u64>, which: usize) -> super::Taken {
         let state = self.paged.state();
         let changes = [crate::backend::PageChange::Zap { start, end }];
         let mapped = start..end;
@@ -223,10 +224,11 @@ impl Space {
         if let Some(new) = self.records.get(which) {
             new.set_gated(true);
         }
-        let mut taken = change::prepare(state, &changes, mapped).unwrap();
+        let hole = std::slice::from_ref(&hole);
+        let mut taken = change::prepare(state, &changes, hole, mapped).unwrap();
         self.publish(which);
         crate::space::fence_before_tables();
-        change::commit(state, &changes, &mut taken, &|_, _| hole);
+        change::commit(state, &changes, hole, &mut taken);
         if let Some(new) = self.records.get(which) {
             new.set_gated(false);
         }

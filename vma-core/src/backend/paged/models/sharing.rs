@@ -60,7 +60,7 @@ fn a_directory_is_copied_while_its_range_is_unmapped() {
             thread::spawn(move || parent.fault(page(0), Access::Write))
         };
         drop(child);
-        let taken = parent.unmap(0, TWO_LEVELS, (0, u64::MAX), NOTHING);
+        let taken = parent.unmap(0, TWO_LEVELS, 0..u64::MAX, NOTHING);
         parent.finish(taken);
         late.join().unwrap();
         assert_eq!(parent.content(page(0)), None);
@@ -121,7 +121,7 @@ fn a_late_copy_of_what_is_unmapped_leaves_the_owner_alone() {
             let parent = parent.clone();
             thread::spawn(move || parent.fault(page(0), Access::Write))
         };
-        let taken = parent.unmap(0, ONE_LEVEL, (0, u64::MAX), NOTHING);
+        let taken = parent.unmap(0, ONE_LEVEL, 0..u64::MAX, NOTHING);
         parent.finish(taken);
         assert!(Cpu::new(&child).store(page(0), 7));
         late.join().unwrap();

@@ -109,41 +109,47 @@ pub(in super::super) struct Hole {
     pub(in super::super) high: u64,
 }
 
+impl Hole {
+    /// Whether nothing else is mapped in a table.
+    fn has(&self, low: u64, bytes: u64) -> bool {
+        self.low <= low && self.high.saturating_sub(low) >= bytes
+    }
+}
+
 impl Tables {
     /// What can fail of a [`detach`](Self::detach): room, and tables at the edges that are this space's own. The caller has
     /// the space's lock exclusively.
     pub(in super::super) fn prepare_detach(
         &self,
-        start: u64,
-        end: u64,
+        hole: Hole,
         into: &mut Detached,
     ) -> Result<(), NoMemory> {
-        self.prepare_below(&self.root, 0, start, end, into)
+        self.prepare_below(&self.root, 0, hole, into)
     }
 
     fn prepare_below(
         &self,
         directory: &Directory,
         base: u64,
-        start: u64,
-        end: u64,
+        hole: Hole,
         into: &mut Detached,
     ) -> Result<(), NoMemory> {
         let bytes = directory.slot_bytes();
-        let touched = directory.touched(base, start, end);
-        into.reserve_links(touched.len())?;
+        let touched = directory.touched(base, hole.start, hole.end);
         let edges = [touched.start, touched.end.saturating_sub(1)];
-        let edges = &edges[..touched.len().min(2)];
-        for index in edges {
-            let low = base + *index as u64 * bytes;
-            let is_whole = start <= low && end - low >= bytes;
-            let slot = &directory.slots[*index];
-            if is_whole || slot.load().is_none() {
+        let edges = edges.iter().take(touched.len());
+        // Those between are in the hole as a whole.
+        let edges = edges.map(|index| (*index, base + *index as u64 * bytes));
+        let staying = edges.filter(|(_, low)| !hole.has(*low, bytes));
+        into.reserve_links(touched.len() - staying.clone().count())?;
+        for (index, low) in staying {
+            let slot = &directory.slots[index];
+            if slot.load().is_none() {
                 continue;
             }
             if directory.below == 0 {
                 self.own_leaf(low)?;
-                let (_, range) = part(low, &(start..end));
+                let (_, range) = part(low, &(hole.start..hole.end));
                 into.reserve_entries(range.len())?;
                 continue;
             }
@@ -154,7 +160,7 @@ impl Tables {
             }
             // SAFETY: P1: the lock that the caller has keeps others from unlinking.
             let below = unsafe { link.directory() };
-            self.prepare_below(below, low, start, end, into)?;
+            self.prepare_below(below, low, hole, into)?;
         }
         Ok(())
     }
@@ -259,7 +265,7 @@ fn detach_below(
         if link.is_none() {
             continue;
         }
-        if hole.low <= low && hole.high.saturating_sub(low) >= bytes {
+        if hole.has(low, bytes) {
             if into.links.len() == into.links.capacity() {
                 make_room(into);
             }

@@ -451,9 +451,7 @@ mod tests {
 
     fn detach(tables: &Tables, hole: Hole) {
         let mut detached = Detached::default();
-        tables
-            .prepare_detach(hole.start, hole.end, &mut detached)
-            .unwrap();
+        tables.prepare_detach(hole, &mut detached).unwrap();
         let mut make_room = |_: &mut Detached| unreachable!("there was room");
         tables.detach(hole, &mut detached, &mut make_room);
         tables.let_go(&mut detached);
