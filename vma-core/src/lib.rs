@@ -68,9 +68,12 @@ pub use crate::backend::{
     Backend, Fault, Faulted, FileUnmap, Inheritance, Inherited, PageChange, paged,
 };
 pub use crate::error::{Errno, LimitError, PublishError, SplitError};
+#[cfg(target_os = "linux")]
+pub use crate::file::HostFile;
 pub use crate::file::{
-    AccessMode, FileIoError, FileKind, FileObject, FileObjectBuilder, FileSizeError, MappingHooks,
-    OpenFile, SealFileError, Seals, WritableHold,
+    AccessMode, FileBackend, FileIoError, FileKind, FileObject, FileObjectBuilder, FileSizeError,
+    MappingHooks, MemFile, MemFileCall, OpenFile, SealFileError, Seals, WritableDenial,
+    WritableHold,
 };
 pub use crate::flags::{
     Advice, LockAllFlags, LockFlags, MapFlags, MdweFlags, Prot, RemapFlags, SyncFlags, VmaFlags,

@@ -158,6 +158,9 @@ impl<B: Backend> Core<B> {
             };
             let (start, end) = (entry.start.max(start), entry.end.min(end));
             self.backend.unmap_removed(start, end);
+            if object.is_tracked() {
+                self.backend.protect_clean(start, end);
+            }
             let beyond = object.len().div_ceil(PAGE as u64)..u64::MAX;
             if object.kind() != FileKind::Device
                 && let Some((from, to)) = part_of(entry.start, entry.end, entry.value, &beyond)
@@ -205,6 +208,43 @@ impl<B: Backend> Mapper for Core<B> {
         }
         drop(guard);
         self.backend.settle();
+    }
+
+    fn protect_pages(&self, file: &FileObject, pages: Range<u64>) -> usize {
+        // Pairs with the one in `recheck_files`, and with those of faults.
+        fence(Ordering::SeqCst);
+        let reader = self.tree.domain().register();
+        let guard = reader.pin();
+        let is_shown = |addr: u64| {
+            self.tree.find(addr, &guard).is_some_and(|entry| {
+                let page = (addr - entry.start) / PAGE as u64;
+                let pgoff = entry.value.pgoff().wrapping_add(page);
+                shows(entry.value, file) && pages.contains(&pgoff)
+            })
+        };
+        let mut count = 0;
+        for entry in self.tree.iter(0, &guard) {
+            if shows(entry.value, file)
+                && entry.value.flags().contains(VmaFlags::SHARED)
+                && let Some((start, end)) = part_of(entry.start, entry.end, entry.value, &pages)
+            {
+                count += self.backend.protect_file(&FileUnmap {
+                    file,
+                    start,
+                    end,
+                    copies: false,
+                    is_shown: &is_shown,
+                });
+            }
+        }
+        drop(guard);
+        if count > 0 {
+            self.backend.invalidate();
+        } else {
+            // What calls have taken out may still be stored to.
+            self.backend.settle();
+        }
+        count
     }
 
     fn rob_heirs(&self, file: &FileObject, pages: Range<u64>, frame: &Frame) {

@@ -194,7 +194,7 @@ impl Space {
             match fault::fault(&self.paged, &fault) {
                 Ok(Faulted::Done) => return true,
                 Err(error) if attached() => panic!("{error}"),
-                Ok(Faulted::Again) | Err(_) => {}
+                Ok(Faulted::Again | Faulted::NotReady) | Err(_) => {}
             }
         }
     }
