@@ -210,20 +210,23 @@ pub trait Backend: Sized + Send + Sync + 'static {
     fn unmap_removed(&self, start: u64, end: u64);
 
     /// Takes stores to a file's pages away from what shows them there: they fault first from here on. How many entries have changed.
-    /// Called as [`unmap_file`](Self::unmap_file); the caller calls [`invalidate`](Self::invalidate) before it relies on it.
+    /// Called as [`unmap_file`](Self::unmap_file); [`protected`](Self::protected) comes after the last part.
     fn protect_file(&self, unmap: &FileUnmap<'_>) -> usize {
         let _ = unmap;
         0
     }
 
-    /// The same for those pages of a range that aren't marked as dirty, of whichever file. At most one caller at a time puts something
-    /// there, which nobody can access yet.
+    /// Waits until nobody stores to pages that stores were taken away from: by so many entries, or by calls that have taken
+    /// entries out and not waited for it themselves.
+    fn protected(&self, entries: usize) {
+        let _ = entries;
+    }
+
+    /// As [`protect_file`](Self::protect_file) for those pages of a range that aren't marked as dirty, of whichever file. The mapping
+    /// takes no faults or accesses meanwhile.
     fn protect_clean(&self, start: u64, end: u64) {
         let _ = (start, end);
     }
-
-    /// Waits until no access uses what was there before.
-    fn invalidate(&self) {}
 
     /// A frame for a file's page, from its allocator. A backend that is about to give frames back waits for those, if there are none.
     fn allocate(&self, frames: &dyn paged::FrameAllocator) -> Option<paged::NewFrame> {

@@ -20,6 +20,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use self::backend::FileBackend;
+#[cfg(all(test, loom))]
+pub(crate) use self::cache::ToClean;
 pub(crate) use self::cache::{FilePage, Marked};
 #[cfg(target_os = "linux")]
 pub use self::host::HostFile;

@@ -238,12 +238,7 @@ impl<B: Backend> Mapper for Core<B> {
             }
         }
         drop(guard);
-        if count > 0 {
-            self.backend.invalidate();
-        } else {
-            // What calls have taken out may still be stored to.
-            self.backend.settle();
-        }
+        self.backend.protected(count);
         count
     }
 

@@ -334,6 +334,22 @@ pub(super) fn protect_file(state: &State, unmap: &FileUnmap<'_>) -> usize {
     })
 }
 
+/// See [`Backend::protected`](super::super::Backend::protected).
+pub(super) fn protected(state: &State, entries: usize) {
+    if entries == 0 {
+        settle(state);
+    } else if !planted("no_shootdown_of_clean") {
+        state.shootdown.invalidate();
+    }
+}
+
+/// See [`Backend::settle`](super::super::Backend::settle).
+pub(super) fn settle(state: &State) {
+    if state.owed.is_any() {
+        state.shootdown.invalidate();
+    }
+}
+
 /// See [`Backend::protect_clean`](super::super::Backend::protect_clean).
 pub(super) fn protect_clean(state: &State, start: u64, end: u64) {
     protect(state, start, end, |_, entry| entry.is_owned_and_clean());

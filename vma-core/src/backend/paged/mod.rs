@@ -328,10 +328,7 @@ impl Backend for Paged {
     }
 
     fn settle(&self) {
-        let state = self.state();
-        if state.owed.is_any() {
-            state.shootdown.invalidate();
-        }
+        change::settle(self.state());
     }
 
     fn unmap_file(&self, unmap: &FileUnmap<'_>) {
@@ -349,8 +346,8 @@ impl Backend for Paged {
         state.walk(|| change::protect_clean(state, start, end));
     }
 
-    fn invalidate(&self) {
-        self.state().shootdown.invalidate();
+    fn protected(&self, entries: usize) {
+        change::protected(self.state(), entries);
     }
 
     fn allocate(&self, frames: &dyn FrameAllocator) -> Option<NewFrame> {
