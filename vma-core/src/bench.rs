@@ -16,9 +16,13 @@ struct Nobody;
 impl Mapper for Nobody {
     fn unmap_pages(&self, _: &FileObject, _: Part, _: bool) {}
 
+    fn protect_pages(&self, _: &FileObject, _: Part) -> usize {
+        0
+    }
+
     fn rob_heirs(&self, _: &FileObject, _: Part, _: &Frame) {}
 
-    fn settle(&self) {}
+    fn settle(&self, _: usize) {}
 
     fn pages(&self) -> Pages {
         Pages::new(PAGE as u64)

@@ -29,6 +29,7 @@ macro_rules! errnos {
 errnos! {
     EPERM = 1, "Operation not permitted.";
     EINTR = 4, "Interrupted while waiting for a lock.";
+    EIO = 5, "Input/output error.";
     EBADF = 9, "Bad file descriptor.";
     EAGAIN = 11, "Resource temporarily unavailable.";
     ENOMEM = 12, "Cannot allocate memory.";
@@ -41,12 +42,15 @@ errnos! {
     ETXTBSY = 26, "Text file busy.";
     EFBIG = 27, "File too large.";
     ENOSPC = 28, "No space left on device.";
+    EROFS = 30, "Read-only file system.";
     EOVERFLOW = 75, "Value too large for defined data type.";
     EOPNOTSUPP = 95, "Operation not supported.";
+    EDQUOT = 122, "Disk quota exceeded.";
 }
 
 impl Errno {
-    pub(crate) const fn from_raw(number: u16) -> Self {
+    /// The error of a number: what a [`FileBackend`](crate::FileBackend) fails with may be any of Linux's.
+    pub const fn from_raw(number: u16) -> Self {
         Errno(number)
     }
 

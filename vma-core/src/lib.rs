@@ -70,9 +70,12 @@ pub use crate::backend::{
     Backend, Fault, Faulted, FileUnmap, Inheritance, Inherited, PageChange, paged,
 };
 pub use crate::error::{Errno, LimitError, PublishError, SplitError};
+#[cfg(target_os = "linux")]
+pub use crate::file::HostFile;
 pub use crate::file::{
-    AccessMode, FileIoError, FileKind, FileMapping, FileObject, FileObjectBuilder, FileSizeError,
-    MappingHooks, OpenFile, SealFileError, Seals, SpaceId, WritableHold,
+    AccessMode, FileBackend, FileIoError, FileKind, FileMapping, FileObject, FileObjectBuilder,
+    FileSizeError, MappingHooks, MemFile, MemFileCall, OpenFile, SealFileError, Seals, SpaceId,
+    WritableDenial, WritableHold,
 };
 pub use crate::flags::{
     Advice, LockAllFlags, LockFlags, MapFlags, MdweFlags, Prot, RemapFlags, SyncFlags, VmaFlags,

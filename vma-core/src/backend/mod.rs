@@ -124,6 +124,9 @@ pub enum Faulted {
     /// Something else is mapped there by now, or a call is moving pages: look up again, with the space's lock if
     /// that happens again and again.
     Again,
+    /// The mapping's file has to do something first, which may take long, or somebody is at the page. The caller lets go of its guard,
+    /// and of the space's lock if it can, has the file do it ([`FileObject::prepare_page`]), and looks up again.
+    NotReady,
 }
 
 /// Backing of a space. `()` is pure bookkeeping, at no cost.
@@ -202,6 +205,30 @@ pub trait Backend: Sized + Send + Sync + 'static {
 
     /// The same for those pages of a range that their file has let go of already, whichever file that is.
     fn unmap_removed(&self, start: u64, end: u64);
+
+    /// Takes stores to a file's pages away from what shows them there: they fault first from here on. How many entries have changed.
+    /// Called as [`unmap_file`](Self::unmap_file); [`protected`](Self::protected) comes after the last part.
+    fn protect_file(&self, unmap: &FileUnmap<'_>) -> usize {
+        let _ = unmap;
+        0
+    }
+
+    /// Waits until nobody stores to pages that stores were taken away from: by so many entries, or by calls that have taken
+    /// entries out and not waited for it themselves.
+    fn protected(&self, entries: usize) {
+        let _ = entries;
+    }
+
+    /// As [`protect_file`](Self::protect_file) for those pages of a range that aren't marked as dirty, of whichever file. The mapping
+    /// takes no faults or accesses meanwhile.
+    fn protect_clean(&self, start: u64, end: u64) {
+        let _ = (start, end);
+    }
+
+    /// A frame for a file's page, from its allocator. A backend that is about to give frames back waits for those, if there are none.
+    fn allocate(&self, frames: &dyn paged::FrameAllocator) -> Option<paged::NewFrame> {
+        frames.allocate()
+    }
 
     /// Waits until no access uses what calls have taken out so far, whether or not they have waited for it themselves. Called by
     /// a file that lets go of pages: a mapping that it no longer finds may have shown them; and for a call that finds done what it is to do.

@@ -64,11 +64,14 @@ pub(crate) trait Mapper: Send + Sync {
     /// Lets go of the file's pages that a part shows; of private copies as well, if told.
     fn unmap_pages(&self, file: &FileObject, part: Part, copies: bool);
 
+    /// Has stores to the file's pages that a part shows fault first from here on. How many entries have changed.
+    fn protect_pages(&self, file: &FileObject, part: Part) -> usize;
+
     /// Takes a private huge page away from children that still show their parent's; `frame` is one of it.
     fn rob_heirs(&self, file: &FileObject, part: Part, frame: &Frame);
 
-    /// Waits until nobody uses what was taken out so far.
-    fn settle(&self);
+    /// Waits until nobody uses what was taken out so far, nor stores to what so many protected entries show.
+    fn settle(&self, protected: usize);
 
     /// Its pages.
     fn pages(&self) -> Pages;
@@ -232,15 +235,17 @@ impl FileObject {
         drop(memory);
     }
 
-    /// Calls `f` for each part of these pages that is mapped, or may be, and settles with the spaces; no lock is held meanwhile.
+    /// Calls `f` for each part of these pages that is mapped, or may be, and settles with the spaces; no lock is held meanwhile. `f`
+    /// says how many entries it has protected; the sum.
     pub(super) fn for_each_mapping(
         &self,
         pages: &Range<u64>,
-        mut f: impl FnMut(&dyn Mapper, Part),
-    ) {
-        let mut after = Cursor::default();
+        mut f: impl FnMut(&dyn Mapper, Part) -> usize,
+    ) -> usize {
+        let (mut after, mut sum) = (Cursor::default(), 0);
         loop {
             let mut batch = SmallVec::<[(Arc<dyn Mapper>, Part); BATCH]>::new();
+            let mut counts = SmallVec::<[usize; BATCH]>::new();
             let (mut seen, mut is_last) = (0, true);
             self.walk(pages, after, |key, space| {
                 // Entries that differ in their end alone, of one mapping on its way to another, are seen to together.
@@ -263,18 +268,19 @@ impl FileObject {
                 ControlFlow::Continue(())
             });
             for (space, part) in &batch {
-                f(&**space, part.within(pages, space.pages()));
+                counts.push(f(&**space, part.within(pages, space.pages())));
             }
             for (at, (space, _)) in batch.iter().enumerate() {
-                let again = batch[at + 1..]
-                    .iter()
-                    .any(|(other, _)| ptr::addr_eq(Arc::as_ptr(other), Arc::as_ptr(space)));
-                if !again {
-                    space.settle();
+                let is_same =
+                    |other: usize| ptr::addr_eq(Arc::as_ptr(&batch[other].0), Arc::as_ptr(space));
+                if !(at + 1..batch.len()).any(is_same) {
+                    let of_space = (0..=at).filter(|other| is_same(*other));
+                    space.settle(of_space.map(|other| counts[other]).sum());
                 }
             }
+            sum += counts.iter().sum::<usize>();
             if is_last {
-                return;
+                return sum;
             }
         }
     }

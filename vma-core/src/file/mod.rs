@@ -3,25 +3,41 @@
 //! Mappings merge only if they come from the same [`OpenFile`]: `dup(2)` gives the same one, a second
 //! `open(2)` another. What the file *is* (length, seals, name) belongs to the [`FileObject`].
 
+mod backend;
+mod busy;
 mod cache;
+#[cfg(target_os = "linux")]
+mod host;
 mod index;
 mod io;
+mod lock;
 mod mappings;
+mod mem;
 #[cfg(all(test, loom))]
 mod models;
 mod object;
 mod seals;
+mod sync;
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub(crate) use self::cache::FilePage;
+pub use self::backend::FileBackend;
+#[cfg(all(test, loom))]
+pub(crate) use self::cache::ToClean;
+pub(crate) use self::cache::{FilePage, Marked};
+#[cfg(target_os = "linux")]
+pub use self::host::HostFile;
 pub use self::io::FileIoError;
 pub use self::mappings::{FileMapping, SpaceId};
 pub(crate) use self::mappings::{Index, Mapper, Part};
-pub use self::object::{FileKind, FileObject, FileObjectBuilder, FileSizeError, WritableHold};
+pub use self::mem::{MemFile, MemFileCall};
+pub use self::object::{
+    FileKind, FileObject, FileObjectBuilder, FileSizeError, WritableDenial, WritableHold,
+};
 pub use self::seals::{SealFileError, Seals};
+use self::sync::Seen;
 use crate::addr::VmRange;
 use crate::huge::HugeFile;
 
@@ -42,6 +58,8 @@ pub struct OpenFile {
     object: Arc<FileObject>,
     mode: AccessMode,
     heir: Option<Heir>,
+    /// Errors of writing back that were reported to it.
+    seen: Seen,
 }
 
 /// What a child of a fork has of a private mapping of huge pages: the pages, and no reservation.
@@ -56,6 +74,7 @@ impl OpenFile {
     /// Opens a file.
     pub fn new(object: Arc<FileObject>, mode: AccessMode) -> Arc<OpenFile> {
         Arc::new(OpenFile {
+            seen: object.errors().sample(),
             object,
             mode,
             heir: None,
@@ -70,6 +89,7 @@ impl OpenFile {
         Arc::new(OpenFile {
             object: self.object.clone(),
             mode: self.mode,
+            seen: Seen::default(),
             heir: Some(Heir::default()),
         })
     }

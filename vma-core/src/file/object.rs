@@ -7,8 +7,9 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use super::cache::PageCache;
 use super::mappings::Mappings;
-use super::{MappingHooks, SealFileError, Seals};
-use crate::backend::paged::FrameAllocator;
+use super::sync::WriteErrors;
+use super::{FileBackend, FileIoError, MappingHooks, SealFileError, Seals};
+use crate::backend::paged::{FrameAllocator, PAGE};
 use crate::error::Errno;
 use crate::flags::VmaFlags;
 use crate::huge::{HUGE_PAGE, HugeFile};
@@ -35,6 +36,10 @@ pub enum FileKind {
 
 /// A file, or another object whose pages are mapped (Linux `struct address_space` with its inode).
 #[derive(Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a property of its own"
+)]
 pub struct FileObject {
     kind: FileKind,
     tag: u64,
@@ -58,6 +63,10 @@ pub struct FileObject {
     pages: PageCache,
     mappings: Mappings,
     huge: Option<Arc<HugeFile>>,
+    backend: Option<Arc<dyn FileBackend>>,
+    /// Pages are marked when they are changed.
+    tracked: bool,
+    errors: WriteErrors,
 }
 
 /// Makes a [`FileObject`].
@@ -136,6 +145,27 @@ impl FileObjectBuilder {
         self
     }
 
+    /// What is behind it: its pages are read on demand, marked when they are changed, and written back by
+    /// [`FileObject::sync`] and msync(2). [`len`](Self::len) says how long it is.
+    ///
+    /// What is still dirty when the last handle to the object goes, descriptors and mappings included, is written back then, by
+    /// the thread that drops it; errors can't be reported to anybody. (A mapping's handle goes some time after it's unmapped.) Who wants to
+    /// know syncs before.
+    #[must_use]
+    pub fn backend(mut self, backend: Arc<dyn FileBackend>) -> Self {
+        self.0.backend = Some(backend);
+        self.0.tracked = true;
+        self
+    }
+
+    /// Pages are marked when they are changed, also without a backend: for [`FileObject::clean_range`]. First stores through shared
+    /// mappings fault, then.
+    #[must_use]
+    pub fn track_dirty(mut self, yes: bool) -> Self {
+        self.0.tracked = yes || self.0.backend.is_some();
+        self
+    }
+
     /// Who follows its mappings.
     #[must_use]
     pub fn hooks(mut self, hooks: Arc<dyn MappingHooks>) -> Self {
@@ -188,6 +218,9 @@ impl FileObject {
             pages: PageCache::new(None),
             mappings: Mappings::default(),
             huge: None,
+            backend: None,
+            tracked: false,
+            errors: WriteErrors::default(),
         })
     }
 
@@ -232,6 +265,19 @@ impl FileObject {
 
     pub(super) fn mappings_index(&self) -> &Mappings {
         &self.mappings
+    }
+
+    pub(crate) fn backend(&self) -> Option<&Arc<dyn FileBackend>> {
+        self.backend.as_ref()
+    }
+
+    /// Whether pages are marked when they are changed.
+    pub(crate) fn is_tracked(&self) -> bool {
+        self.tracked
+    }
+
+    pub(super) fn errors(&self) -> &WriteErrors {
+        &self.errors
     }
 
     /// Keeps the length, the seals and the holes as they are.
@@ -282,26 +328,67 @@ impl FileObject {
     /// Changes the length (ftruncate(2)). When it returns no access through any mapping reaches a page beyond.
     ///
     /// # Errors
-    /// `EPERM` when sealed against it.
-    pub fn set_len(&self, len: u64) -> Result<(), FileSizeError> {
+    /// `EPERM` when sealed against it; what the backend fails with. Nothing has changed then.
+    pub fn set_len(&self, len: u64) -> Result<(), FileIoError> {
         let _order = self.sealing.lock();
-        self.resize(len)
-    }
-
-    /// With `sealing` locked.
-    pub(super) fn resize(&self, len: u64) -> Result<(), FileSizeError> {
         let from = self.len();
-        let seals = self.current_seals();
-        if (len < from && seals.contains(Seals::SHRINK))
-            || (len > from && seals.contains(Seals::GROW))
-        {
-            return Err(FileSizeError { from, to: len });
+        self.check_size(from, len)?;
+        let page = PAGE as u64;
+        let _closed = match &self.backend {
+            None => None,
+            // Nobody reads or writes back what goes, nor the page that the end lies in, before or after.
+            Some(backend) => {
+                let shorter = from.min(len) / page;
+                let end = if len < from { u64::MAX } else { shorter + 1 };
+                let closed = self.pages.close(shorter..end);
+                backend.set_len(len).map_err(FileIoError::ChangeFailed)?;
+                Some(closed)
+            }
+        };
+        if len > from {
+            self.lengthen(from, len);
+        } else {
+            self.len.store(len, Ordering::Relaxed);
         }
-        self.len.store(len, Ordering::Relaxed);
         if len < from {
             self.cut_pages(len);
         }
         Ok(())
+    }
+
+    fn check_size(&self, from: u64, to: u64) -> Result<(), FileSizeError> {
+        let seals = self.current_seals();
+        if (to < from && seals.contains(Seals::SHRINK))
+            || (to > from && seals.contains(Seals::GROW))
+        {
+            return Err(FileSizeError { from, to });
+        }
+        Ok(())
+    }
+
+    /// For a write beyond the end, with `sealing` locked. The backend finds out when the page is written back.
+    pub(super) fn grow(&self, len: u64) -> Result<(), FileSizeError> {
+        let from = self.len();
+        self.check_size(from, len)?;
+        let last = from / PAGE as u64;
+        let _closed = self
+            .backend
+            .is_some()
+            .then(|| self.pages.close(last..last + 1));
+        self.lengthen(from, len);
+        Ok(())
+    }
+
+    /// What was stored beyond the end, in its page, isn't part of the file.
+    fn lengthen(&self, from: u64, len: u64) {
+        let tail = (from % PAGE as u64) as usize;
+        if self.backend.is_some()
+            && tail > 0
+            && let Some(frame) = self.pages.get(from / PAGE as u64)
+        {
+            frame.bytes().fill(tail, PAGE - tail, 0);
+        }
+        self.len.store(len, Ordering::Relaxed);
     }
 
     /// The seals it has.
@@ -344,15 +431,30 @@ impl FileObject {
             return Err(SealFileError::Final(current));
         }
         if seals.contains(Seals::WRITE) && !current.contains(Seals::WRITE) {
-            self.deny_writable()?;
+            self.deny()?;
+            let pinned = self.pages.pinned();
+            if pinned > 0 {
+                self.count_writable(1);
+                return Err(SealFileError::Pinned(pinned));
+            }
         }
         self.seals
             .store((current | seals).bits(), Ordering::Release);
         Ok(())
     }
 
-    /// Forbids writable shared mappings, unless there are some (`mapping_deny_writable`).
-    fn deny_writable(&self) -> Result<(), SealFileError> {
+    /// Keeps shared mappings that may write from being made (`EPERM`) until the result is dropped.
+    ///
+    /// # Errors
+    /// `EBUSY`: there are some.
+    ///
+    /// Source: `mapping_deny_writable()` in include/linux/fs.h.
+    pub fn deny_writable(self: &Arc<Self>) -> Result<WritableDenial, SealFileError> {
+        self.deny()?;
+        Ok(WritableDenial(self.clone()))
+    }
+
+    fn deny(&self) -> Result<(), SealFileError> {
         self.writable
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| {
                 (count <= 0).then(|| count - 1)
@@ -380,6 +482,22 @@ impl FileObject {
     /// Number of mappings that are shared and may write; negative when writing is denied.
     pub fn writable_mappings(&self) -> i64 {
         self.writable.load(Ordering::Acquire)
+    }
+}
+
+/// No writable shared mapping is made until this is dropped.
+#[derive(Debug)]
+pub struct WritableDenial(Arc<FileObject>);
+
+impl Drop for WritableDenial {
+    fn drop(&mut self) {
+        self.0.count_writable(1);
+    }
+}
+
+impl Drop for FileObject {
+    fn drop(&mut self) {
+        self.write_back_the_rest();
     }
 }
 

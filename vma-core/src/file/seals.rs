@@ -49,6 +49,9 @@ pub enum SealFileError {
     /// `F_SEAL_WRITE` while mappings may write.
     #[error("{0} mappings can write to the file")]
     Busy(i64),
+    /// `F_SEAL_WRITE` while pages are pinned: who holds the pins may write.
+    #[error("{0} pages of the file are pinned")]
+    Pinned(usize),
 }
 
 impl SealFileError {
@@ -57,7 +60,7 @@ impl SealFileError {
         match self {
             SealFileError::NotWritable | SealFileError::Final(_) => Errno::EPERM,
             SealFileError::Unknown(_) | SealFileError::Unsupported => Errno::EINVAL,
-            SealFileError::Busy(_) => Errno::EBUSY,
+            SealFileError::Busy(_) | SealFileError::Pinned(_) => Errno::EBUSY,
         }
     }
 }
@@ -67,7 +70,7 @@ impl OpenFile {
     ///
     /// # Errors
     /// [`SealFileError`]: `EPERM` read-only descriptor or final seals, `EINVAL` unknown seals or a file without
-    /// them, `EBUSY` for `F_SEAL_WRITE` while a mapping can write or be made to.
+    /// them, `EBUSY` for `F_SEAL_WRITE` while a mapping can write or be made to, or pages are pinned.
     ///
     /// Source: `memfd_add_seals()` in mm/memfd.c.
     pub fn add_seals(&self, seals: Seals) -> Result<(), SealFileError> {

@@ -8,7 +8,7 @@ use super::{AddressSpace, WriteGuard, rounded_range};
 use crate::addr::{Pages, VmRange};
 use crate::backend::{Backend, PageChange};
 use crate::error::{Errno, PublishError, SplitError};
-use crate::file::{FileObject, Seals};
+use crate::file::{FileIoError, FileObject, Seals};
 use crate::flags::{Advice, VmaFlags};
 use crate::limits::SpaceConfig;
 use crate::vma::Placed;
@@ -45,6 +45,9 @@ pub enum AdviseError {
     /// Sealed, and the advice would discard what can't be written.
     #[error("{0} is sealed")]
     Sealed(VmRange),
+    /// A file couldn't free its pages (`MADV_REMOVE`).
+    #[error(transparent)]
+    File(#[from] FileIoError),
     /// Something in the range isn't mapped; everything mapped was advised.
     #[error("nothing is mapped at {0:#x}")]
     Unmapped(u64),
@@ -74,6 +77,7 @@ impl AdviseError {
             AdviseError::FileSealed(_) | AdviseError::Sealed(_) => Errno::EPERM,
             AdviseError::Unmapped(_) | AdviseError::OutOfMemory(_) => Errno::ENOMEM,
             AdviseError::NoPages(_) => Errno::EFAULT,
+            AdviseError::File(error) => error.errno(),
             AdviseError::Split(_) => Errno::EAGAIN,
             AdviseError::Publish(error) => error.errno_or_again(),
         }
@@ -313,11 +317,11 @@ fn walk(
 }
 
 /// Frees pages of files, with no lock held that their other mappings could want.
-fn punch(holes: Vec<Hole>) {
+fn punch(holes: Vec<Hole>) -> Result<(), AdviseError> {
     for hole in holes {
-        // Its seals were looked at, and a seal that came since holds back this call as well.
-        let _ = hole.file.punch_hole(hole.offset, hole.len);
+        hole.file.punch_hole(hole.offset, hole.len)?;
     }
+    Ok(())
 }
 
 /// The range that is advised; `None`: an empty one.
@@ -375,8 +379,7 @@ impl<B: Backend> WriteGuard<'_, B> {
         }
         let mut holes = Vec::new();
         let result = self.advise_range(start, end, advice, &mut holes);
-        punch(holes);
-        result
+        punch(holes).and(result)
     }
 
     /// All but what files free of their pages.
@@ -425,7 +428,8 @@ impl<B: Backend> AddressSpace<B> {
     /// | `EAGAIN` | the limit of mappings |
     /// | `EPERM` | sealed and discarding; `MADV_REMOVE` on a sealed file |
     /// | `EACCES` | `MADV_REMOVE` on a mapping that can't write |
-    /// | `EFAULT` | populating beyond the end of the file |
+    /// | `EFAULT` | populating beyond the end of the file, or where its backend can't read |
+    /// | any other | `MADV_REMOVE`: what the file's backend fails with |
     ///
     /// Any error but the one for holes stops at that mapping.
     ///
@@ -440,8 +444,7 @@ impl<B: Backend> AddressSpace<B> {
         }
         let mut holes = Vec::new();
         let result = self.write().advise_range(start, end, advice, &mut holes);
-        punch(holes);
-        result
+        punch(holes).and(result)
     }
 
     /// Takes an advice for several ranges (`process_madvise(2)` on oneself) and returns the bytes advised.

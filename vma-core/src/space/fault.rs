@@ -1,6 +1,9 @@
 //! Touching pages, as far as bookkeeping knows of it: which access faults how, stack growth, and the
 //! identity that a first write gives to a private mapping ([`crate::anon`]).
 
+use std::cell::RefCell;
+use std::sync::Arc;
+
 use parking_lot::Mutex;
 use vma_rcu::reclaim::{Domain, Reader};
 use vma_rcu::shootdown::AccessorId;
@@ -10,8 +13,10 @@ use super::advise::{AdviseError, not_applicable};
 use super::{AddressSpace, WriteGuard};
 use crate::addr::{Pages, VmRange};
 use crate::anon::{AnonIds, reusable};
-use crate::backend::paged::PAGE;
+use crate::backend::paged::{FrameAllocator, PAGE};
 use crate::backend::{Backend, Fault, Faulted};
+use crate::error::Errno;
+use crate::file::{FileIoError, FileObject};
 use crate::flags::{Advice, VmaFlags};
 use crate::limits::SpaceConfig;
 use crate::vma::{Placed, Vma};
@@ -47,6 +52,22 @@ pub enum FaultError {
     /// `SIGBUS`, `BUS_ADRERR`: the file ends before.
     #[error("the file ends before {0:#x}")]
     BeyondEnd(u64),
+    /// `SIGBUS`, `BUS_ADRERR`: the file's backend couldn't read the page.
+    #[error("the page at {addr:#x} couldn't be read: {errno}")]
+    ReadFailed {
+        /// Address.
+        addr: u64,
+        /// The backend's error.
+        errno: Errno,
+    },
+    /// `SIGBUS`, `BUS_ADRERR`: the file's backend doesn't allow stores to the page.
+    #[error("a store to the page at {addr:#x} isn't allowed: {errno}")]
+    StoreRefused {
+        /// Address.
+        addr: u64,
+        /// The backend's error.
+        errno: Errno,
+    },
     /// `SIGBUS`, `BUS_ADRERR`: a mapping of the embedder's frames has none there.
     #[error("no frame was put in at {0:#x}")]
     NoFrame(u64),
@@ -70,6 +91,8 @@ impl FaultError {
         match self {
             FaultError::Unmapped(addr)
             | FaultError::Denied { addr, .. }
+            | FaultError::ReadFailed { addr, .. }
+            | FaultError::StoreRefused { addr, .. }
             | FaultError::BeyondEnd(addr)
             | FaultError::NoFrame(addr)
             | FaultError::NoHugePage(addr)
@@ -84,6 +107,8 @@ impl FaultError {
         match self {
             FaultError::Unmapped(_) => FaultError::Unmapped(addr),
             FaultError::Denied { access, vma, .. } => FaultError::Denied { addr, access, vma },
+            FaultError::ReadFailed { errno, .. } => FaultError::ReadFailed { addr, errno },
+            FaultError::StoreRefused { errno, .. } => FaultError::StoreRefused { addr, errno },
             FaultError::BeyondEnd(_) => FaultError::BeyondEnd(addr),
             FaultError::NoFrame(_) => FaultError::NoFrame(addr),
             FaultError::NoHugePage(_) => FaultError::NoHugePage(addr),
@@ -158,6 +183,58 @@ fn identifies(access: Access, flags: VmaFlags) -> bool {
         && !flags.contains(VmaFlags::SHARED)
 }
 
+/// What a file has to do before a page can be made present, with no lock held.
+struct FileWork {
+    object: Arc<FileObject>,
+    pgoff: u64,
+    store: bool,
+}
+
+impl FileWork {
+    /// For an access to a page of a mapping.
+    fn of(vma: &Vma, pgoff: u64, access: Access) -> Option<Self> {
+        let object = Arc::clone(vma.file()?.object());
+        let store = access == Access::Write && vma.flags().contains(VmaFlags::SHARED);
+        Some(FileWork {
+            object,
+            pgoff,
+            store,
+        })
+    }
+
+    /// What an access at `addr` gets if it fails. Source: `vmf_fs_error()`.
+    fn run<B: Backend>(&self, backend: &B, addr: u64) -> Result<(), FaultError> {
+        let allocate = |frames: &dyn FrameAllocator| backend.allocate(frames);
+        let result = self
+            .object
+            .prepare_page_with(self.pgoff, self.store, &allocate);
+        result.map_err(|error| match error {
+            error if error.errno() == Errno::ENOMEM => FaultError::OutOfMemory(addr),
+            FileIoError::StoreRefused { errno, .. } => FaultError::StoreRefused { addr, errno },
+            error => FaultError::ReadFailed {
+                addr,
+                errno: error.errno(),
+            },
+        })
+    }
+
+    fn is_for(&self, vma: &Vma, pgoff: u64) -> bool {
+        let object = vma.file().map(|file| file.object());
+        self.pgoff == pgoff && object.is_some_and(|object| Arc::ptr_eq(object, &self.object))
+    }
+}
+
+/// A page that a file has to do something for, when the space's lock has been let go of.
+#[derive(Default)]
+struct Deferred {
+    /// What, and for which address.
+    work: Option<(FileWork, u64)>,
+    /// What it failed with before.
+    failed: Option<(FileWork, FaultError)>,
+    /// Where to go on afterwards.
+    resume: Option<u64>,
+}
+
 /// Faults under a guard alone before the space's lock is asked for: each one lost to a call that replaced the mapping.
 const ATTEMPTS: usize = 4;
 
@@ -168,6 +245,8 @@ pub(super) struct Pager<'a, B> {
     pages: Pages,
     backend: &'a B,
     domain: &'a Domain,
+    /// `None`: the lock can't be let go of, and files do it while it's held.
+    deferred: Option<RefCell<Deferred>>,
 }
 
 impl<'a, B: Backend> Pager<'a, B> {
@@ -230,9 +309,9 @@ impl<'a, B: Backend> Pager<'a, B> {
                 .map_or(Ok(()), |missing| Err(FaultError::BeyondEnd(missing)));
         }
         let reader = self.domain.register();
-        let mut at = start;
+        let mut at = self.resume(start, end);
         while at < end {
-            let _guard = reader.pin();
+            let guard = reader.pin();
             let fault = Fault {
                 addr: self.pages.floor(at),
                 access,
@@ -244,11 +323,48 @@ impl<'a, B: Backend> Pager<'a, B> {
             };
             match self.backend.fault(&fault).map_err(|error| error.at(at))? {
                 Faulted::Done => at = self.pages.floor(at) + self.pages.bytes(1),
-                // A file is letting go of the page.
+                // A call is moving pages.
                 Faulted::Again => std::thread::yield_now(),
+                Faulted::NotReady => {
+                    drop(guard);
+                    self.file_work(vma, at, access)?;
+                }
             }
         }
         Ok(())
+    }
+
+    /// Where to begin: files may have made present what lies before, with the lock let go of.
+    fn resume(&self, start: u64, end: u64) -> u64 {
+        let deferred = self.deferred.as_ref();
+        let resume = deferred.and_then(|deferred| deferred.borrow_mut().resume.take());
+        resume
+            .filter(|at| (start..end).contains(at))
+            .unwrap_or(start)
+    }
+
+    /// Has a mapping's file do what it has to do for the page at `at`, or leaves it for when the lock is free: then the result is
+    /// an error that nobody sees.
+    fn file_work(&self, vma: Placed<'_>, at: u64, access: Access) -> Result<(), FaultError> {
+        let pgoff = vma.pgoff_at(at);
+        let Some(work) = FileWork::of(vma.vma, pgoff, access) else {
+            return Ok(());
+        };
+        let Some(deferred) = &self.deferred else {
+            return work.run(self.backend, at);
+        };
+        let mut deferred = deferred.borrow_mut();
+        if let Some((failed, error)) = &deferred.failed
+            && failed.is_for(vma.vma, pgoff)
+        {
+            return Err(error.at(at));
+        }
+        deferred.work = Some((work, at));
+        deferred.resume = Some(at);
+        Err(FaultError::ReadFailed {
+            addr: at,
+            errno: Errno::EAGAIN,
+        })
     }
 
     /// The first address in the part of a mapping that its file has no page for.
@@ -392,17 +508,33 @@ impl<B: Backend> AddressSpace<B> {
         })
     }
 
-    /// Calls `f` while the layout is stable.
-    fn with_pager<R>(&self, f: impl FnOnce(&Pager<'_, B>) -> R) -> R {
-        let layout = self.read();
-        let inner = layout.inner();
-        f(&Pager {
-            view: self.core.tree.locked(&inner.writer),
-            ids: &self.identities,
-            pages: inner.config.pages(),
-            backend: &self.core.backend,
-            domain: self.domain(),
-        })
+    /// Calls `f` while the layout is stable: again after a file had something to do for a page, with the lock let go of.
+    fn with_pager<R>(&self, mut f: impl FnMut(&Pager<'_, B>) -> R) -> R {
+        let mut deferred = Deferred::default();
+        loop {
+            let result = {
+                let layout = self.read();
+                let inner = layout.inner();
+                let pager = Pager {
+                    view: self.core.tree.locked(&inner.writer),
+                    ids: &self.identities,
+                    pages: inner.config.pages(),
+                    backend: &self.core.backend,
+                    domain: self.domain(),
+                    deferred: Some(RefCell::new(deferred)),
+                };
+                let result = f(&pager);
+                deferred = pager.deferred.map(RefCell::into_inner).unwrap_or_default();
+                result
+            };
+            let Some((work, addr)) = deferred.work.take() else {
+                return result;
+            };
+            deferred.failed = match work.run(&self.core.backend, addr) {
+                Ok(()) => None,
+                Err(error) => Some((work, error)),
+            };
+        }
     }
 }
 
@@ -415,6 +547,7 @@ impl<B: Backend> WriteGuard<'_, B> {
             pages: config.pages(),
             backend: &space.core.backend,
             domain: space.domain(),
+            deferred: None,
         }
     }
 
@@ -484,7 +617,8 @@ impl<B: Backend> AddressSpace<B> {
         need: Need,
         reader: &Reader,
     ) -> Result<(), FaultError> {
-        for _ in 0..ATTEMPTS {
+        let mut attempts = 0;
+        while attempts < ATTEMPTS {
             let guard = reader.pin();
             let Some(entry) = self.core.tree.find(page, &guard) else {
                 break;
@@ -522,10 +656,29 @@ impl<B: Backend> AddressSpace<B> {
                 Ok(Faulted::Done) => return Ok(()),
                 Err(error) if attached() => return Err(error),
                 // What was wrong may be another mapping's doing.
-                Ok(Faulted::Again) | Err(_) => {}
+                Ok(Faulted::Again) | Err(_) => attempts += 1,
+                Ok(Faulted::NotReady) => {
+                    let work = FileWork::of(vma, fault.pgoff, access);
+                    drop(guard);
+                    if let Some(work) = work
+                        && let Err(error) = work.run(&self.core.backend, page)
+                        && self.is_still_shown(page, &work, reader)
+                    {
+                        return Err(error);
+                    }
+                }
             }
         }
         self.touch_as(page, page + 1, need)
+    }
+
+    /// Whether the page that a file had to do with is still what is mapped somewhere.
+    fn is_still_shown(&self, page: u64, work: &FileWork, reader: &Reader) -> bool {
+        let guard = reader.pin();
+        self.core.tree.find(page, &guard).is_some_and(|entry| {
+            let pgoff = (page - entry.start) / PAGE as u64;
+            work.is_for(entry.value, entry.value.pgoff().wrapping_add(pgoff))
+        })
     }
 
     /// Accesses every page of a range, as a program would, as far as that leaves traces in the bookkeeping: a stack below

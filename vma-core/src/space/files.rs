@@ -13,6 +13,7 @@ use crate::backend::paged::{Frame, PAGE};
 use crate::backend::{Backend, FileUnmap};
 use crate::error::PublishError;
 use crate::file::{FileKind, FileObject, Index, Mapper, OpenFile, Part, SpaceId};
+use crate::flags::VmaFlags;
 use crate::vma::{Placed, Vma};
 
 /// A part of a file that is mapped, or no longer.
@@ -233,6 +234,9 @@ impl<B: Backend> Core<B> {
             };
             let (start, end) = (entry.start.max(start), entry.end.min(end));
             self.backend.unmap_removed(start, end);
+            if object.is_tracked() {
+                self.backend.protect_clean(start, end);
+            }
             let beyond = object.len().div_ceil(PAGE as u64)..u64::MAX;
             if object.kind() != FileKind::Device
                 && let Some((from, to)) = part_of(entry.start, entry.end, entry.value, &beyond)
@@ -251,9 +255,18 @@ impl<B: Backend> Core<B> {
     }
 }
 
-impl<B: Backend> Mapper for Core<B> {
-    fn unmap_pages(&self, file: &FileObject, part: Part, copies: bool) {
-        // Pairs with the one in `recheck_files`.
+impl<B: Backend> Core<B> {
+    /// Calls `f` with the place of a part of a file, and with what tells whether one of its pages is still shown there, by a mapping
+    /// that `counts`.
+    fn with_shown<R>(
+        &self,
+        file: &FileObject,
+        part: Part,
+        copies: bool,
+        counts: impl Fn(&Vma) -> bool,
+        f: impl FnOnce(&FileUnmap<'_>) -> R,
+    ) -> R {
+        // Pairs with the one in `recheck_files`, and with those of faults.
         fence(Ordering::SeqCst);
         let reader = self.tree.domain().register();
         let guard = reader.pin();
@@ -262,16 +275,38 @@ impl<B: Backend> Mapper for Core<B> {
             self.tree.find(addr, &guard).is_some_and(|entry| {
                 let page = self.pages.count(addr - entry.start);
                 let pgoff = entry.value.pgoff().wrapping_add(page);
-                shows(entry.value, file) && (part.first..part.end).contains(&pgoff)
+                let is_within = (part.first..part.end).contains(&pgoff);
+                is_within && shows(entry.value, file) && counts(entry.value)
             })
         };
-        self.backend.unmap_file(&FileUnmap {
+        f(&FileUnmap {
             file,
             start: part.addr,
             end: part.addr + self.pages.bytes(part.end - part.first),
             copies,
             is_shown: &is_shown,
-        });
+        })
+    }
+}
+
+impl<B: Backend> Mapper for Core<B> {
+    fn unmap_pages(&self, file: &FileObject, part: Part, copies: bool) {
+        self.with_shown(
+            file,
+            part,
+            copies,
+            |_| true,
+            |unmap| {
+                self.backend.unmap_file(unmap);
+            },
+        );
+    }
+
+    fn protect_pages(&self, file: &FileObject, part: Part) -> usize {
+        let is_shared = |vma: &Vma| vma.flags().contains(VmaFlags::SHARED);
+        self.with_shown(file, part, false, is_shared, |unmap| {
+            self.backend.protect_file(unmap)
+        })
     }
 
     fn rob_heirs(&self, file: &FileObject, part: Part, frame: &Frame) {
@@ -292,8 +327,8 @@ impl<B: Backend> Mapper for Core<B> {
         }
     }
 
-    fn settle(&self) {
-        self.backend.settle();
+    fn settle(&self, protected: usize) {
+        self.backend.protected(protected);
     }
 
     fn pages(&self) -> Pages {

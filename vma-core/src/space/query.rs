@@ -1,9 +1,12 @@
-//! msync(2) and mincore(2), as far as their results depend on the layout.
+//! msync(2) and mincore(2).
+
+use std::sync::Arc;
 
 use super::{AddressSpace, ReadGuard};
-use crate::addr::VmRange;
+use crate::addr::{Pages, VmRange};
 use crate::backend::Backend;
 use crate::error::Errno;
+use crate::file::{FileIoError, OpenFile};
 use crate::flags::{SyncFlags, VmaFlags};
 
 /// Why msync(2) failed.
@@ -30,6 +33,14 @@ pub enum SyncError {
     /// `MS_INVALIDATE` on a locked mapping.
     #[error("{0} is locked")]
     Locked(VmRange),
+    /// A file of the range couldn't be synced. What comes after it wasn't.
+    #[error("the file mapped at {addr:#x}: {error}")]
+    File {
+        /// Where in the range its part begins.
+        addr: u64,
+        /// What failed.
+        error: FileIoError,
+    },
 }
 
 impl SyncError {
@@ -39,6 +50,7 @@ impl SyncError {
             SyncError::BadFlags(_) | SyncError::Unaligned(_) => Errno::EINVAL,
             SyncError::Wraps { .. } | SyncError::Unmapped(_) => Errno::ENOMEM,
             SyncError::Locked(_) => Errno::EBUSY,
+            SyncError::File { error, .. } => error.errno(),
         }
     }
 }
@@ -80,17 +92,38 @@ impl CoreError {
     }
 }
 
-impl<B: Backend> ReadGuard<'_, B> {
-    /// As [`AddressSpace::msync`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn msync(&self, addr: u64, len: u64, flags: SyncFlags) -> Result<(), SyncError> {
+/// A range that msync(2) has come to some place of.
+struct Sync {
+    flags: SyncFlags,
+    at: u64,
+    end: u64,
+    hole: Option<u64>,
+}
+
+/// What comes next.
+enum Step {
+    /// A part of a file, as offset and length in bytes.
+    File {
+        file: Arc<OpenFile>,
+        addr: u64,
+        offset: u64,
+        len: u64,
+    },
+    Done(Result<(), SyncError>),
+}
+
+impl Sync {
+    /// `None`: there is nothing to do.
+    fn parse(
+        pages: Pages,
+        addr: u64,
+        len: u64,
+        flags: SyncFlags,
+    ) -> Result<Option<Self>, SyncError> {
         let both = SyncFlags::ASYNC | SyncFlags::SYNC;
         if !(both | SyncFlags::INVALIDATE).contains(flags) {
             return Err(SyncError::BadFlags(flags.bits()));
         }
-        let pages = self.space.config.load().pages();
         if !pages.is_aligned(addr) {
             return Err(SyncError::Unaligned(addr));
         }
@@ -100,27 +133,88 @@ impl<B: Backend> ReadGuard<'_, B> {
         let end = addr
             .checked_add(pages.ceil_wrapping(len))
             .ok_or(SyncError::Wraps { addr, len })?;
-        if end == addr {
-            return Ok(());
-        }
-        let mut hole = None;
-        let mut at = addr;
+        Ok((end != addr).then_some(Sync {
+            flags,
+            at: addr,
+            end,
+            hole: None,
+        }))
+    }
+
+    fn is_over(&self) -> bool {
+        self.at >= self.end
+    }
+
+    fn result(&self) -> Result<(), SyncError> {
+        self.hole.map_or(Ok(()), |at| Err(SyncError::Unmapped(at)))
+    }
+
+    /// Up to the next file.
+    fn step<B: Backend>(&mut self, layout: &ReadGuard<'_, B>, pages: Pages) -> Step {
         loop {
-            let Some(vma) = self.find_next(at) else {
-                return Err(SyncError::Unmapped(at));
+            let Some(vma) = layout.find_next(self.at) else {
+                return Step::Done(Err(SyncError::Unmapped(self.at)));
             };
-            if vma.start() > at {
-                hole = hole.or(Some(at));
-                if vma.start() >= end || flags == SyncFlags::ASYNC {
-                    return Err(SyncError::Unmapped(at));
+            if vma.start() > self.at {
+                let hole = *self.hole.get_or_insert(self.at);
+                if vma.start() >= self.end || self.flags == SyncFlags::ASYNC {
+                    return Step::Done(Err(SyncError::Unmapped(hole)));
                 }
+                self.at = vma.start();
             }
-            if flags.contains(SyncFlags::INVALIDATE) && vma.flags().contains(VmaFlags::LOCKED) {
-                return Err(SyncError::Locked(vma.range()));
+            if self.flags.contains(SyncFlags::INVALIDATE) && vma.flags().contains(VmaFlags::LOCKED)
+            {
+                return Step::Done(Err(SyncError::Locked(vma.range())));
             }
-            at = vma.end();
-            if at >= end {
-                return hole.map_or(Ok(()), |at| Err(SyncError::Unmapped(at)));
+            let addr = self.at;
+            self.at = vma.end();
+            let is_shared = vma.flags().contains(VmaFlags::SHARED);
+            if self.flags.contains(SyncFlags::SYNC)
+                && is_shared
+                && let Some(file) = vma.vma().file()
+            {
+                let first = pages.bytes(vma.vma().pgoff());
+                return Step::File {
+                    file: Arc::clone(file),
+                    addr,
+                    offset: first.wrapping_add(addr - vma.start()),
+                    len: vma.end().min(self.end) - addr,
+                };
+            }
+            if self.is_over() {
+                return Step::Done(self.result());
+            }
+        }
+    }
+}
+
+fn sync_file(file: &OpenFile, addr: u64, offset: u64, len: u64) -> Result<(), SyncError> {
+    let result = file.sync_range(offset, len);
+    result.map_err(|error| SyncError::File { addr, error })
+}
+
+impl<B: Backend> ReadGuard<'_, B> {
+    /// As [`AddressSpace::msync`], while the guard is held: files are written to meanwhile.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn msync(&self, addr: u64, len: u64, flags: SyncFlags) -> Result<(), SyncError> {
+        let pages = self.space.config.load().pages();
+        let Some(mut sync) = Sync::parse(pages, addr, len, flags)? else {
+            return Ok(());
+        };
+        loop {
+            match sync.step(self, pages) {
+                Step::Done(result) => return result,
+                Step::File {
+                    file,
+                    addr,
+                    offset,
+                    len,
+                } => sync_file(&file, addr, offset, len)?,
+            }
+            if sync.is_over() {
+                return sync.result();
             }
         }
     }
@@ -167,15 +261,35 @@ impl<B: Backend> ReadGuard<'_, B> {
 }
 
 impl<B: Backend> AddressSpace<B> {
-    /// Whether msync(2) of the range succeeds. `addr` is page-aligned, `len` in bytes is rounded up.
+    /// msync(2): with `SYNC`, files behind shared mappings of the range write back their part of it and make it permanent, with no lock of
+    /// the space's held; the layout may change meanwhile. `ASYNC` and `INVALIDATE` do nothing, as in Linux: dirty pages stay marked, and
+    /// shared mappings show the page cache anyway. `addr` is page-aligned, `len` in bytes is rounded up.
     ///
     /// # Errors
-    /// `EINVAL` unaligned, unknown flags, `ASYNC` and `SYNC` together; `ENOMEM` a hole or wrapping; `EBUSY`
-    /// `INVALIDATE` on a locked mapping.
+    /// `EINVAL` unaligned, unknown flags, `ASYNC` and `SYNC` together; `ENOMEM` a hole (the rest was synced) or wrapping; `EBUSY`
+    /// `INVALIDATE` on a locked mapping; what a file fails with ([`OpenFile::sync_range`]).
     ///
     /// Source: `msync` in mm/msync.c.
     pub fn msync(&self, addr: u64, len: u64, flags: SyncFlags) -> Result<(), SyncError> {
-        self.read().msync(addr, len, flags)
+        let pages = self.config.load().pages();
+        let Some(mut sync) = Sync::parse(pages, addr, len, flags)? else {
+            return Ok(());
+        };
+        loop {
+            let step = sync.step(&self.read(), pages);
+            match step {
+                Step::Done(result) => return result,
+                Step::File {
+                    file,
+                    addr,
+                    offset,
+                    len,
+                } => sync_file(&file, addr, offset, len)?,
+            }
+            if sync.is_over() {
+                return sync.result();
+            }
+        }
     }
 
     /// Which pages of the range are present (mincore(2)), a byte each, 1 or 0: of a file those that its page cache has. Without a

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use vma_core::{
-    Access, AccessMode, AddressSpace, Advice, AdviseError, CoreError, Errno, FileObject,
-    FileSizeError, LockAllFlags, LockError, LockFlags, MapFlags, MapRequest, OpenFile, Prot,
+    Access, AccessMode, AddressSpace, Advice, AdviseError, CoreError, Errno, FileIoError,
+    FileObject, LockAllFlags, LockError, LockFlags, MapFlags, MapRequest, OpenFile, Prot,
     ProtectError, RemapFileError, RemapFlags, RemapRequest, SealError, SyncError, SyncFlags,
     UnmapError,
 };
@@ -140,7 +140,7 @@ pub(crate) fn apply(world: &World, space: &AddressSpace, call: &Call) -> Outcome
             space.protect(base + at, len, Prot::from_bits_retain(prot)),
             ProtectError::errno,
         ),
-        Call::Truncate { len } => done(world.object().set_len(len), FileSizeError::errno),
+        Call::Truncate { len } => done(world.object().set_len(len), FileIoError::errno),
         Call::Touch { at, len, write } => {
             let access = if write { Access::Write } else { Access::Read };
             let touched = space.touch(base + at, len, access);

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use vma_core::paged::{FramePool, Paged};
 use vma_core::{
-    AccessMode, AddressSpace, Domain, FileKind, FileObject, MapFlags, MapRequest, OpenFile, Prot,
-    SpaceConfig,
+    AccessMode, AddressSpace, Domain, FileBackend, FileKind, FileObject, MapFlags, MapRequest,
+    MemFile, OpenFile, Prot, SpaceConfig,
 };
 
 pub(crate) const PAGE: u64 = 4096;
@@ -63,6 +63,22 @@ pub(crate) fn file(pages: u64) -> Arc<OpenFile> {
             .unwrap();
     }
     OpenFile::new(object, AccessMode::ReadWrite)
+}
+
+/// An object with a backend.
+pub(crate) fn backed_by(backend: Arc<dyn FileBackend>, len: u64) -> Arc<FileObject> {
+    FileObject::builder(FileKind::Regular, "f")
+        .len(len)
+        .backend(backend)
+        .build()
+}
+
+/// The file of [`file`], in a backend.
+pub(crate) fn backed(pages: u64) -> (Arc<MemFile>, Arc<OpenFile>) {
+    let bytes: Vec<u8> = (0..pages * PAGE).map(|at| (at / PAGE) as u8 + 1).collect();
+    let memory = Arc::new(MemFile::new(&bytes));
+    let object = backed_by(memory.clone(), pages * PAGE);
+    (memory, OpenFile::new(object, AccessMode::ReadWrite))
 }
 
 /// Stores to each page.

@@ -12,6 +12,7 @@ use vma_rcu::shootdown::Accessing;
 use super::frame::{Frame, PageBytes};
 use super::table::index;
 use super::{PAGE, Paged, Pins};
+use crate::file::FileObject;
 use crate::flags::VmaFlags;
 use crate::space::{Access, AddressSpace, FaultError, Need};
 
@@ -107,34 +108,48 @@ impl AddressSpace<Paged> {
 
 /// A long-term reference to a page's frame: it stays, whatever becomes of the mapping (C17).
 ///
-/// As long as the mapping isn't changed, the page that it shows is this one: also after a dup, whose child gets a copy.
+/// As long as the mapping isn't changed, the page that it shows is this one: also after a dup, whose child gets a copy. A page of a
+/// file that was pinned for stores is dirty when the pin goes, since nobody knows what was stored by it.
 #[derive(Debug)]
 pub struct PinnedPage {
     frame: Frame,
     writable: bool,
     pins: Arc<Pins>,
+    /// The file that marks changed pages, and which one this is, if it was pinned for stores.
+    of: Option<(Arc<FileObject>, u64)>,
 }
 
 impl PinnedPage {
-    fn new(frame: Frame, writable: bool, pins: &Arc<Pins>) -> Self {
+    fn new(
+        frame: Frame,
+        writable: bool,
+        pins: &Arc<Pins>,
+        of: Option<(Arc<FileObject>, u64)>,
+    ) -> Self {
         frame.pin();
         pins.0.fetch_add(1, Ordering::Relaxed);
         PinnedPage {
             frame,
             writable,
             pins: Arc::clone(pins),
+            of,
         }
     }
 }
 
 impl Clone for PinnedPage {
     fn clone(&self) -> Self {
-        PinnedPage::new(self.frame.clone(), self.writable, &self.pins)
+        let of = self.of.clone();
+        PinnedPage::new(self.frame.clone(), self.writable, &self.pins, of)
     }
 }
 
 impl Drop for PinnedPage {
     fn drop(&mut self) {
+        // It may have been written back since, and stored to afterwards (`unpin_user_pages_dirty_lock()`).
+        if let Some((object, pgoff)) = &self.of {
+            object.changed(*pgoff, &self.frame);
+        }
         self.frame.unpin();
         self.pins.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -347,7 +362,13 @@ impl Accessor<'_> {
         // SAFETY: F2: in the table, under its lock.
         let frame = unsafe { entry.share() };
         let writable = access == Access::Write;
-        Ok(frame.map(|frame| PinnedPage::new(frame, writable, &state.pins)))
+        let file = vma.vma().file().filter(|_| writable && shared);
+        let of = file.filter(|file| file.object().is_tracked()).map(|file| {
+            let pgoff = (page - vma.range().start) / PAGE as u64;
+            let pgoff = vma.vma().pgoff().wrapping_add(pgoff);
+            (Arc::clone(file.object()), pgoff)
+        });
+        Ok(frame.map(|frame| PinnedPage::new(frame, writable, &state.pins, of)))
     }
 
     /// Page by page.

@@ -337,6 +337,58 @@ pub(super) fn unmap_removed(state: &State, start: u64, end: u64) {
     take_now(state, start, end, |_, entry| entry.is_removed());
 }
 
+/// See [`Backend::protect_file`](super::super::Backend::protect_file).
+pub(super) fn protect_file(state: &State, unmap: &FileUnmap<'_>) -> usize {
+    protect(state, unmap.start, unmap.end, |at, entry| {
+        entry.is_owned() && !entry.is_private() && (unmap.is_shown)(at)
+    })
+}
+
+/// See [`Backend::protected`](super::super::Backend::protected).
+pub(super) fn protected(state: &State, entries: usize) {
+    if entries == 0 {
+        settle(state);
+    } else if !planted("no_shootdown_of_clean") {
+        state.shootdown.invalidate();
+    }
+}
+
+/// See [`Backend::settle`](super::super::Backend::settle).
+pub(super) fn settle(state: &State) {
+    if state.owed.is_any() {
+        state.shootdown.invalidate();
+    }
+}
+
+/// See [`Backend::protect_clean`](super::super::Backend::protect_clean).
+pub(super) fn protect_clean(state: &State, start: u64, end: u64) {
+    protect(state, start, end, |_, entry| entry.is_owned_and_clean());
+}
+
+/// Takes stores away from the entries that `which` says, by address and under their leaf's lock. How many there were.
+fn protect(state: &State, start: u64, end: u64, which: impl Fn(u64, Entry) -> bool) -> usize {
+    let mut count = 0;
+    state.tables.for_each(start, end, |seen, at, range| {
+        // As in `exchange`.
+        if seen.is_shared {
+            return;
+        }
+        let mut leaf = seen.leaf.lock();
+        if leaf.is_empty() || !state.tables.owns(at, seen.leaf) {
+            return;
+        }
+        let first = range.start;
+        for index in range {
+            let entry = leaf.entry(index);
+            if !entry.is_none() && which(at + ((index - first) * PAGE) as u64, entry) {
+                leaf.replace(index, entry.without_owner());
+                count += 1;
+            }
+        }
+    });
+    count
+}
+
 /// Takes out the entries that `which` says, and lets go of them; whether there were any.
 fn take_now(state: &State, start: u64, end: u64, which: impl Fn(u64, Entry) -> bool) -> bool {
     let mut detached = Detached::default();

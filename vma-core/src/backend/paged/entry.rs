@@ -149,6 +149,14 @@ impl Entry {
         head.is_some_and(|head| unsafe { head.as_ref() }.is_removed())
     }
 
+    /// A file's page that stores go to, though it isn't marked as dirty.
+    pub(super) fn is_owned_and_clean(self) -> bool {
+        let is_file = self.is_owned() && matches!(self.kind(), Kind::File | Kind::Shmem);
+        let head = self.head().filter(|_| is_file);
+        // SAFETY: F2: the entry holds a reference, in a table whose lock is held.
+        head.is_some_and(|head| !unsafe { head.as_ref() }.is_dirty())
+    }
+
     /// Somebody has pinned the page: it stays this mapping's.
     pub(super) fn is_pinned(self) -> bool {
         // SAFETY: F2, F3: in a table whose lock is held.

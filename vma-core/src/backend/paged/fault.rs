@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | private, anonymous | the page of zeros | a page of zeros of its own | a copy |
 //! | private, of a file | the file's page | a copy of the file's page | a copy |
-//! | shared | the file's page | the file's page | cannot be |
+//! | shared | the file's page | the file's page | the page itself from then on; its file marks it as dirty, if it does that |
 //!
 //! All that takes time (allocating, zeroing, copying, asking the file) is done under no lock. Then the leaf's lock is
 //! taken, and the page put in if everything is still as it was found.
@@ -23,7 +23,7 @@ use super::huge;
 use super::mapping::Mapping;
 use super::table::{Leaf, NoMemory, Seen, index};
 use super::{Fault, Faulted, PAGE, Paged, State};
-use crate::file::{FileKind, FileObject, FilePage, OpenFile};
+use crate::file::{FileKind, FileObject, FilePage, Marked, OpenFile};
 use crate::flags::VmaFlags;
 use crate::space::{Access, FaultError};
 
@@ -108,6 +108,16 @@ pub(super) fn fault(paged: &Paged, fault: &Fault<'_>) -> Result<Faulted, FaultEr
         if suffices(found, fault.access) || is_last_owner(state, fault, found)? {
             return Ok(Faulted::Done);
         }
+        if let Some(object) = stored_to(fault)
+            && found.head().is_some()
+        {
+            match own(state, fault, found, object)? {
+                Installed::Yes => return Ok(Faulted::Done),
+                Installed::Changed => continue,
+                Installed::Stale => return Ok(Faulted::Again),
+                Installed::NotReady => return Ok(Faulted::NotReady),
+            }
+        }
         let source = source(fault, found);
         let new = match source {
             Source::Nothing => return Err(FaultError::NoFrame(fault.addr)),
@@ -122,7 +132,7 @@ pub(super) fn fault(paged: &Paged, fault: &Fault<'_>) -> Result<Faulted, FaultEr
             },
             Source::File(file) => match file_page(paged, fault, file)? {
                 Some(new) => new,
-                None => return Ok(Faulted::Again),
+                None => return Ok(Faulted::NotReady),
             },
         };
         match install(state, fault, found, new)? {
@@ -136,8 +146,71 @@ pub(super) fn fault(paged: &Paged, fault: &Fault<'_>) -> Result<Faulted, FaultEr
             }
             Installed::Changed => {}
             Installed::Stale => return Ok(Faulted::Again),
+            Installed::NotReady => return Ok(Faulted::NotReady),
         }
     }
+}
+
+/// The file whose page a store goes to.
+fn stored_to<'f>(fault: &Fault<'f>) -> Option<&'f FileObject> {
+    let is_shared_store =
+        fault.access == Access::Write && fault.vma.flags().contains(VmaFlags::SHARED);
+    let file = fault.vma.file().filter(|_| is_shared_store)?;
+    Some(file.object())
+}
+
+/// Marks a page as dirty that stores are about to go to. With its leaf locked (D1).
+fn mark(object: &FileObject, pgoff: u64, frame: &Frame) -> Result<(), Installed> {
+    if !object.is_tracked() {
+        return Ok(());
+    }
+    let asks = object
+        .backend()
+        .is_some_and(|backend| backend.asks_before_store());
+    match object.pages().mark_for_stores(pgoff, frame, asks) {
+        Marked::Yes => Ok(()),
+        Marked::NotAllowed => Err(Installed::NotReady),
+        Marked::Gone => Err(Installed::Stale),
+    }
+}
+
+/// Stores to the file's page that was found go there from now on.
+fn own(
+    state: &State,
+    fault: &Fault<'_>,
+    found: Entry,
+    object: &FileObject,
+) -> Result<Installed, FaultError> {
+    let _faulting = state.faults.read();
+    let leaf = own_leaf(state, fault)?;
+    let mark = |entry: Entry| {
+        // SAFETY: F2, F3: in the table, under its lock.
+        let frame = unsafe { entry.share() };
+        frame.map_or(Ok(()), |frame| mark(object, fault.pgoff, &frame))
+    };
+    let too_early = planted("mark_before_the_lock");
+    if too_early {
+        let _ = mark(leaf.lock().entry(index(fault.addr)));
+    }
+    let mut leaf = leaf.lock();
+    let at = index(fault.addr);
+    // As in `install`.
+    fence(Ordering::SeqCst);
+    let now = leaf.entry(at);
+    if !(fault.attached)() || now.is_removed() {
+        return Ok(Installed::Stale);
+    }
+    if !now.shows_what(found) {
+        return Ok(Installed::Changed);
+    }
+    if !now.is_owned() {
+        if !too_early && let Err(result) = mark(now) {
+            return Ok(result);
+        }
+        // The reference stays in the entry.
+        leaf.replace(at, now.owned());
+    }
+    Ok(Installed::Yes)
 }
 
 /// Pages that a load brings in with the one that it's for, if the file has them at hand: an aligned group (`fault_around_bytes`).
@@ -158,7 +231,8 @@ fn around(state: &State, fault: &Fault<'_>, file: &OpenFile) {
         return;
     }
     let kind = kind_of(object);
-    let shared = fault.vma.flags().contains(VmaFlags::SHARED);
+    // A first store has to be marked.
+    let owned = fault.vma.flags().contains(VmaFlags::SHARED) && !object.is_tracked();
     let _faulting = state.faults.read();
     // The table is there, but where the page that was just put in has been taken out again.
     let Some(seen) = state.tables.leaf(fault.addr).filter(|seen| !seen.is_shared) else {
@@ -173,7 +247,7 @@ fn around(state: &State, fault: &Fault<'_>, file: &OpenFile) {
     for (at, frame) in &pages {
         let index = index(low + (at - first) * page);
         if leaf.entry(index).is_none() && !frame.is_removed() {
-            leaf.replace(index, Entry::of(frame.clone(), kind, shared));
+            leaf.replace(index, Entry::of(frame.clone(), kind, owned));
         }
     }
 }
@@ -191,11 +265,17 @@ struct New {
     entry: Entry,
     /// The page that it shows, or is a copy of: if its file lets go of that, it isn't put in.
     of: Option<Frame>,
+    /// It's to be marked as dirty.
+    dirty: bool,
 }
 
 impl New {
     fn of(entry: Entry) -> Self {
-        New { entry, of: None }
+        New {
+            entry,
+            of: None,
+            dirty: false,
+        }
     }
 }
 
@@ -277,10 +357,11 @@ fn copy_of(
     let entry = Entry::of(new.filled(), Kind::Anon, true);
     // Kept until the copy is put in: else the same frame could be there again with other content.
     let of = Some(old);
-    Ok(Some(New { entry, of }))
+    let dirty = false;
+    Ok(Some(New { entry, of, dirty }))
 }
 
-/// The file's page, or a copy of it for a store to a private mapping. `None`: look again.
+/// The file's page, or a copy of it for a store to a private mapping. `None`: the file isn't ready.
 fn file_page(paged: &Paged, fault: &Fault<'_>, file: &OpenFile) -> Result<Option<New>, FaultError> {
     let object = file.object();
     let find = || match object.pages().get_or_make(object, fault.pgoff) {
@@ -290,21 +371,23 @@ fn file_page(paged: &Paged, fault: &Fault<'_>, file: &OpenFile) -> Result<Option
     let page = match paged.pending.until_some(find) {
         Some(FilePage::Frame(frame)) => frame,
         Some(FilePage::BeyondEnd) => return Err(FaultError::BeyondEnd(fault.addr)),
-        Some(FilePage::Busy) => return Ok(None),
+        Some(FilePage::NotReady) => return Ok(None),
         Some(FilePage::OutOfMemory) | None => return Err(FaultError::OutOfMemory(fault.addr)),
     };
     let kind = kind_of(object);
     let shared = fault.vma.flags().contains(VmaFlags::SHARED);
-    if shared || fault.access != Access::Write {
-        let entry = Entry::of(page.clone(), kind, shared);
-        let of = Some(page);
-        return Ok(Some(New { entry, of }));
+    let write = fault.access == Access::Write;
+    if shared || !write {
+        let owned = shared && (write || !object.is_tracked());
+        let entry = Entry::of(page.clone(), kind, owned);
+        let (of, dirty) = (Some(page), shared && write);
+        return Ok(Some(New { entry, of, dirty }));
     }
     let mut new = paged.allocate(fault.addr)?;
     page.bytes().copy_to(&mut new);
     let entry = Entry::of(new.filled(), Kind::Anon, true);
-    let of = Some(page);
-    Ok(Some(New { entry, of }))
+    let (of, dirty) = (Some(page), false);
+    Ok(Some(New { entry, of, dirty }))
 }
 
 enum Installed {
@@ -313,6 +396,8 @@ enum Installed {
     Changed,
     /// The mapping, or the file's page, isn't what it was.
     Stale,
+    /// The file has to allow the store first.
+    NotReady,
 }
 
 fn install(
@@ -321,7 +406,11 @@ fn install(
     found: Entry,
     new: New,
 ) -> Result<Installed, FaultError> {
-    let New { entry: new, of } = new;
+    let New {
+        entry: new,
+        of,
+        dirty,
+    } = new;
     let _faulting = state.faults.read();
     let leaf = match own_leaf(state, fault) {
         Ok(leaf) => leaf,
@@ -341,9 +430,18 @@ fn install(
     let is_stale =
         !planted("no_recheck") && !(fault.attached)() || of.as_ref().is_some_and(Frame::is_removed);
     let now = locked.entry(at);
+    let fits = now.shows_what(found) && !suffices(now, fault.access);
+    let marked = match (stored_to(fault), &of) {
+        (Some(object), Some(frame)) if dirty && fits && !is_stale => {
+            mark(object, fault.pgoff, frame)
+        }
+        _ => Ok(()),
+    };
     let result = if is_stale {
         Installed::Stale
-    } else if now.shows_what(found) && !suffices(now, fault.access) {
+    } else if let Err(result) = marked {
+        result
+    } else if fits {
         if now.head().is_some() {
             // An accessor may have the old page cached for loads. It's out of use before the first store to the new one; who
             // faults meanwhile waits for the leaf's lock.
@@ -363,7 +461,7 @@ fn install(
     drop(locked);
     let gone = match result {
         Installed::Yes => now,
-        Installed::Changed | Installed::Stale => new,
+        Installed::Changed | Installed::Stale | Installed::NotReady => new,
     };
     // SAFETY: F2: taken out, and nobody uses it any more, or never put in.
     drop(unsafe { gone.take() });

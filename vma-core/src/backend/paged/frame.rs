@@ -20,8 +20,8 @@ pub struct FrameHead {
     /// acquires, so that all uses come before the frame is given back. As `std::sync::Arc`. Model:
     /// `a_frame_goes_back_after_its_last_use`.
     refs: AtomicU32,
-    /// [`REMOVED`], and how often it's pinned, in units of [`PIN`]. Relaxed: ordered by the locks of the page cache and of the page
-    /// table that both sides take.
+    /// [`REMOVED`], [`DIRTY`], [`ALLOWED`], and how often it's pinned, in units of [`PIN`]. Relaxed: ordered by the locks of the page
+    /// cache and of the page table that both sides take. Model of `DIRTY`: `a_store_beside_a_clean_is_written_or_leaves_a_mark`.
     state: AtomicU32,
     memory: NonNull<u8>,
     /// The allocator's, for its own bookkeeping.
@@ -34,8 +34,13 @@ const WORDS: usize = if cfg!(loom) { 1 } else { PAGE / 8 };
 
 /// The frame is a file's no more: whoever found it in the page cache before has to look again.
 const REMOVED: u32 = 1;
+/// Of a file that wants to know: it's to be written back. Set where it's changed, and before an entry says that stores go to it; under
+/// the page cache's lock.
+const DIRTY: u32 = 2;
+/// The file has allowed stores to it, until it's written back.
+const ALLOWED: u32 = 4;
 /// One pin.
-const PIN: u32 = 2;
+const PIN: u32 = 8;
 
 // SAFETY: F1: `memory` and `owner` are only used as the allocator allows it from any thread (its promise).
 unsafe impl Send for FrameHead {}
@@ -78,6 +83,11 @@ impl FrameHead {
     /// The frame has left the page cache.
     pub(super) fn is_removed(&self) -> bool {
         self.state.load(Ordering::Relaxed) & REMOVED != 0
+    }
+
+    /// It's to be written back.
+    pub(super) fn is_dirty(&self) -> bool {
+        self.state.load(Ordering::Relaxed) & DIRTY != 0
     }
 
     /// Somebody has pinned it.
@@ -163,7 +173,54 @@ impl Frame {
         self.head().state.fetch_or(REMOVED, Ordering::Relaxed);
     }
 
-    /// One pin more. At most some thousand million of them; beyond that it would be leaked rather than unpinned.
+    /// The page cache has it again, after all.
+    pub(crate) fn set_kept(&self) {
+        self.head().state.fetch_and(!REMOVED, Ordering::Relaxed);
+    }
+
+    /// It's to be written back.
+    pub(crate) fn set_dirty(&self) {
+        self.head().state.fetch_or(DIRTY, Ordering::Relaxed);
+    }
+
+    /// It's about to be written back: from here on stores are marked anew, and have to be allowed anew.
+    pub(crate) fn set_clean(&self) {
+        let clear = !(DIRTY | ALLOWED);
+        self.head().state.fetch_and(clear, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.head().is_dirty()
+    }
+
+    /// Whether its file has allowed stores to it.
+    pub(crate) fn set_allowed(&self, allowed: bool) {
+        if allowed {
+            self.head().state.fetch_or(ALLOWED, Ordering::Relaxed);
+        } else {
+            self.head().state.fetch_and(!ALLOWED, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn is_allowed(&self) -> bool {
+        self.head().state.load(Ordering::Relaxed) & ALLOWED != 0
+    }
+
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.head().is_pinned()
+    }
+
+    /// Nobody else has a reference.
+    pub(crate) fn is_sole(&self) -> bool {
+        self.head().is_sole()
+    }
+
+    /// Whether both are references to the same frame.
+    pub(crate) fn is(&self, other: &Frame) -> bool {
+        self.0 == other.0
+    }
+
+    /// One pin more. At most some hundred million of them; beyond that it would be leaked rather than unpinned.
     pub(super) fn pin(&self) {
         self.head().state.fetch_add(PIN, Ordering::Relaxed);
     }
@@ -174,7 +231,7 @@ impl Frame {
     }
 
     /// It has left the page cache.
-    pub(super) fn is_removed(&self) -> bool {
+    pub(crate) fn is_removed(&self) -> bool {
         self.head().state.load(Ordering::Relaxed) & REMOVED != 0
     }
 
@@ -359,7 +416,7 @@ impl NewFrame {
     }
 
     /// The frame as it is.
-    pub(super) fn filled(self) -> Frame {
+    pub(crate) fn filled(self) -> Frame {
         self.frame
     }
 

@@ -36,6 +36,7 @@
 //! | fault or access, and a call that zaps or moves pages of a mapping that is there afterwards | the mapping's gate is closed until the old pages are out of the tables, or where they belong: faults wait for the call |
 //! | fault, and dup | the fault lock: the child gets what was there at the instant of the shootdown |
 //! | parent and child | tables that both have are changed by neither: who wants to makes a copy of its own first |
+//! | first store to a file's page, and whoever writes it back | the fault marks the page under the leaf's lock under which stores go to it from then on; who writes it back takes the mark away, and then comes to each leaf |
 //! | fault of a file's page, and truncation | the file marks what it takes out, then unmaps it under the leaf's lock, under which the fault looks for the mark |
 //! | access, and any of these calls | [`vma_rcu::shootdown`]: frames are let go of after it |
 
@@ -325,15 +326,30 @@ impl Backend for Paged {
     }
 
     fn settle(&self) {
-        let state = self.state();
-        if state.owed.is_any() {
-            state.shootdown.invalidate();
-        }
+        change::settle(self.state());
     }
 
     fn unmap_file(&self, unmap: &FileUnmap<'_>) {
         let state = self.state();
         state.walk(|| change::unmap_file(state, unmap));
+    }
+
+    fn protect_file(&self, unmap: &FileUnmap<'_>) -> usize {
+        let state = self.state();
+        state.walk(|| change::protect_file(state, unmap))
+    }
+
+    fn protect_clean(&self, start: u64, end: u64) {
+        let state = self.state();
+        state.walk(|| change::protect_clean(state, start, end));
+    }
+
+    fn protected(&self, entries: usize) {
+        change::protected(self.state(), entries);
+    }
+
+    fn allocate(&self, frames: &dyn FrameAllocator) -> Option<NewFrame> {
+        self.pending.until_some(|| frames.allocate())
     }
 
     fn unmap_huge(&self, start: u64, end: u64, part: &Frame) -> bool {

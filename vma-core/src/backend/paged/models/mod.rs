@@ -9,6 +9,7 @@
 
 mod calls;
 mod faults;
+mod files;
 mod sharing;
 
 use std::ops::Range;
@@ -112,18 +113,27 @@ impl World {
     }
 
     fn space(&mut self, limit: u64) -> Arc<Space> {
-        let paged = Paged::new(Arc::clone(&self.frames) as _);
-        let state = State::try_new(&self.domain, limit, usize::MAX / 2).unwrap();
-        assert!(paged.state.set(state).is_ok());
+        let paged = self.paged(limit);
         self.enter(paged)
     }
 
+    fn paged(&self, limit: u64) -> Paged {
+        let paged = Paged::new(Arc::clone(&self.frames) as _);
+        let state = State::try_new(&self.domain, limit, usize::MAX / 2).unwrap();
+        assert!(paged.state.set(state).is_ok());
+        paged
+    }
+
     fn enter(&mut self, paged: Paged) -> Arc<Space> {
-        self.accounts.push(paged.state().tables.account());
         let flags = VmaFlags::READ | VmaFlags::WRITE;
+        self.enter_with(paged, || Vma::new(flags, 0, 0))
+    }
+
+    fn enter_with(&mut self, paged: Paged, record: impl Fn() -> Vma) -> Arc<Space> {
+        self.accounts.push(paged.state().tables.account());
         Arc::new(Space {
             paged,
-            records: [Vma::new(flags, 0, 0), Vma::new(flags, 0, 0)],
+            records: [record(), record()],
             published: AtomicUsize::new(OLD),
         })
     }
@@ -195,7 +205,7 @@ impl Space {
             match fault::fault(&self.paged, &fault) {
                 Ok(Faulted::Done) => return true,
                 Err(error) if attached() => panic!("{error}"),
-                Ok(Faulted::Again) | Err(_) => {}
+                Ok(Faulted::Again | Faulted::NotReady) | Err(_) => {}
             }
         }
     }
