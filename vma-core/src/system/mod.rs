@@ -68,7 +68,6 @@ use crate::space::{AddressSpace, LockObserver};
 
 /// What a [`System`] is made with.
 #[derive(Clone, Default)]
-#[non_exhaustive]
 pub struct SystemConfig {
     /// Numbers of spaces stay below this (Linux: `kernel.pid_max`). 0: 32768, as there.
     pub id_limit: u32,
