@@ -199,7 +199,10 @@ fn while_a_space_ends_nobody_finds_it_and_its_number_is_taken() {
             let found = other.find(1, &guard).is_some() || other.get(1, &guard).is_some();
             let walked: Vec<u32> = other.iter(0, &guard).map(|it| it.id().get()).collect();
             let new = create(&other).id().get();
-            heard.lock().unwrap().push((found, walked, new, other.len()));
+            heard
+                .lock()
+                .unwrap()
+                .push((found, walked, new, other.len()));
         }
     });
     let space = create(&system);

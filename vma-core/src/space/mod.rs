@@ -67,8 +67,8 @@ pub(crate) use self::fault::Need;
 pub use self::fault::{Access, FaultError};
 #[cfg(all(test, loom))]
 pub(crate) use self::gate::fence_before_tables;
-pub use self::guard::{ReadGuard, WriteGuard};
 pub(crate) use self::guard::rethrow;
+pub use self::guard::{ReadGuard, WriteGuard};
 pub use self::lock::LockError;
 pub use self::map::{MapError, MapRequest};
 pub use self::maps::{MapsEntry, MapsName};

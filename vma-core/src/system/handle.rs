@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use vma_rcu::sync::Mutex;
 
-use super::registry::{self, MemberId};
 use super::System;
+use super::registry::{self, MemberId};
 use crate::backend::Backend;
 use crate::space::{AddressSpace, rethrow};
 
