@@ -23,7 +23,6 @@ mod plan;
 mod probes;
 mod trend;
 
-use std::io::{self, Write as _};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -33,8 +32,8 @@ use self::bed::{Bed, PAGE, RANGE, RW, Way, unwatched};
 use self::plan::{Plan, Size, plan};
 use self::probes::{Probe, Seen, empty, kernel_once, kernel_stall};
 use self::trend::Trend;
-use super::PaperArgs;
 use super::memory::{available, size_name};
+use super::{PaperArgs, say};
 use crate::peers::harness::{Effort, Sample, Span, rounds};
 use crate::peers::report::Report;
 use crate::peers::row::{Row, Target};
@@ -67,16 +66,6 @@ pub fn run(args: &PaperArgs, report: &mut Report) -> Result<(), R1Error> {
     let measured = all(&plan, &bar, report);
     bar.finish_and_clear();
     measured
-}
-
-/// A line that isn't a figure.
-fn say(json: bool, note: &str) {
-    // Nothing to do about a closed output: the report says so at the end.
-    let _ = if json {
-        writeln!(io::stderr(), "{note}")
-    } else {
-        writeln!(io::stdout(), "{note}")
-    };
 }
 
 fn all(plan: &Plan, bar: &ProgressBar, report: &mut Report) -> Result<(), R1Error> {
