@@ -40,7 +40,7 @@
 //!
 //! [`AddressSpace`] has the calls, each in a file of its name; [`merge`](crate) is decided in one place, and so is
 //! the identity of private pages ([`AnonId`]). [`Backend`] is the seam to memory: `()` keeps books only, [`paged`] is a
-//! software MMU.
+//! software MMU. [`System`] is what is global in Linux: spaces by number, and what dups and probes exclude each other with.
 
 #![deny(unsafe_code)]
 
@@ -57,6 +57,7 @@ mod huge;
 mod limits;
 mod merge;
 mod space;
+mod system;
 mod vma;
 
 pub use vma_rcu::reclaim::{Domain, Guard, Reader, ReclaimLimits};
@@ -90,6 +91,10 @@ pub use crate::space::{
     MapsName, MdweError, NameError, ProtectError, ReadGuard, RemapError, RemapFileError,
     RemapRequest, SealError, SpecialError, SpecialMapping, Stats, SyncError, UnmapError, VmaLock,
     VmaRef, WriteGuard,
+};
+pub use crate::system::{
+    CreateError, ForkError, MemberId, Quiesced, RegisterError, SpaceHandle, SpaceRef, System,
+    SystemConfig, WeakSpaceHandle,
 };
 pub use crate::vma::Vma;
 

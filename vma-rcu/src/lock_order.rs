@@ -21,6 +21,8 @@ use std::marker::PhantomData;
 pub struct Level {
     rank: u8,
     name: &'static str,
+    /// A level whose locks nobody waits for who holds one of this.
+    apart: Option<u8>,
 }
 
 /// A lock that this thread holds, or waits for. Keep it beside the lock's guard; it stays with its thread.
@@ -35,14 +37,27 @@ pub struct Held {
 impl Level {
     /// A level of this rank; the name is for messages.
     pub const fn new(rank: u8, name: &'static str) -> Self {
-        Level { rank, name }
+        Level {
+            rank,
+            name,
+            apart: None,
+        }
+    }
+
+    /// The same, for locks with which nobody may wait for one of `other`, which is of a higher rank: of the two a thread sleeps on
+    /// one, and has the other without waiting or not at all.
+    #[must_use]
+    pub const fn apart_from(mut self, other: Level) -> Self {
+        self.apart = Some(other.rank);
+        self
     }
 
     /// Call it before waiting for the lock at `address`.
     ///
     /// # Panics
     ///
-    /// In debug builds, when the thread holds a lock of a higher level, or of this level and not a lower address.
+    /// In debug builds, when the thread holds a lock of a higher level, or of this level and not a lower address, or of one that is to be
+    /// [apart](Self::apart_from) from this.
     #[inline]
     pub fn acquire(self, address: usize) -> Held {
         #[cfg(debug_assertions)]
@@ -93,13 +108,15 @@ mod imp {
         let wrong = HELD.try_with(|held| {
             let held = held.borrow();
             held.iter()
-                .find(|(other, at)| (other.rank, *at) >= (level.rank, address))
+                .find(|(other, at)| {
+                    (other.rank, *at) >= (level.rank, address) || other.apart == Some(level.rank)
+                })
                 .copied()
         });
         if let Ok(Some((other, at))) = wrong {
             panic!(
                 "lock order: {} at {address:#x} (rank {}) was asked for by a thread that holds {} at {at:#x} (rank {}); \
-                 take lower ranks first, and within a rank lower addresses",
+                 take lower ranks first, and within a rank lower addresses, and don't sleep on one of two that are to be apart",
                 level.name, level.rank, other.name, other.rank
             );
         }
@@ -151,6 +168,26 @@ mod tests {
         }));
         // What was refused, and what unwound, isn't held.
         drop(OUTER.acquire(9));
+    }
+
+    #[test]
+    fn of_two_levels_that_are_apart_one_is_had_without_waiting() {
+        const APART: Level = Level::new(0, "apart").apart_from(OUTER);
+        assert!(refused(|| {
+            let _apart = APART.acquire(1);
+            drop(OUTER.acquire(2));
+        }));
+        assert!(refused(|| {
+            let _outer = OUTER.acquire(2);
+            drop(APART.acquire(1));
+        }));
+        let apart = APART.acquire(1);
+        let tried = OUTER.acquired(2);
+        // What is below either.
+        drop(INNER.acquire(3));
+        drop((apart, tried));
+        let outer = OUTER.acquire(2);
+        drop((APART.acquired(1), outer));
     }
 
     #[test]

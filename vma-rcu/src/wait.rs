@@ -310,6 +310,31 @@ impl WaitQueue {
             Some(next) => unsafe { next.as_mut() }.previous = old.previous,
             None => self.tail = previous,
         }
+        // It may be added to another queue.
+        old.next = ptr::null_mut();
+    }
+
+    /// Whether a waiter is in this queue: it looks at each.
+    pub(crate) fn contains(&self, waiter: NonNull<Waiter>) -> bool {
+        let mut at = self.head;
+        while let Some(here) = at {
+            if here == waiter {
+                return true;
+            }
+            // SAFETY: W1.
+            at = NonNull::new(unsafe { here.as_ref() }.next);
+        }
+        false
+    }
+
+    /// Adds all of another queue, which is under the same mutex, at the end.
+    pub(crate) fn append(&mut self, other: &mut WaitQueue) {
+        while let Some(head) = other.head {
+            // SAFETY: W1.
+            unsafe { other.remove(head) };
+            // SAFETY: W1: it goes on being linked, under the same mutex.
+            unsafe { self.push(head) };
+        }
     }
 
     /// Takes the longest waiting out, and tells its thread that it has what it waited for.

@@ -2,6 +2,7 @@
 
 pub mod memory;
 pub mod r1;
+pub mod r3;
 pub mod r4;
 
 use std::error::Error;
@@ -19,6 +20,9 @@ pub enum Published {
     /// Zapping under the read lock in munmap (Yang Shi, 2018; Linux 4.20), and after the lock.
     #[value(name = "R1", alias = "r1")]
     R1,
+    /// Looking at objects under a guard, without a reference (Stephen Brennan, 2021; Linux 5.14).
+    #[value(name = "R3", alias = "r3")]
+    R3,
     /// A space's own tree updated outside the lock of a file's reverse index (Yu Ma, 2023; Linux 6.6).
     #[value(name = "R4", alias = "r4")]
     R4,
@@ -42,7 +46,7 @@ pub struct PaperArgs {
     /// No file with more mappings than this.
     #[arg(long, value_name = "N", hide = true, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_mappings: Option<u32>,
-    /// No more rounds than this in which files are mapped.
+    /// No more rounds than this of what is measured in rounds.
     #[arg(long, value_name = "N", hide = true, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_rounds: Option<u32>,
 }
@@ -74,6 +78,7 @@ pub fn run(args: &PaperArgs) -> ExitCode {
 fn measure(result: Published, args: &PaperArgs, report: &mut Report) -> Result<(), Box<dyn Error>> {
     match result {
         Published::R1 => r1::run(args, report)?,
+        Published::R3 => r3::run(args, report)?,
         Published::R4 => r4::run(args, report)?,
     }
     Ok(())

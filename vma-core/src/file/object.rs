@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
-use parking_lot::{Mutex, MutexGuard, RwLock};
+use arc_swap::ArcSwap;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::cache::PageCache;
 use super::mappings::Mappings;
@@ -51,7 +52,8 @@ pub struct FileObject {
     mmap_flags: VmaFlags,
     hooks: Option<Arc<dyn MappingHooks>>,
     /// Replaced as a whole; maps readers clone the pointer.
-    name: RwLock<Arc<str>>,
+    /// Replaced as a whole, so that who prints a layout takes no lock.
+    name: ArcSwap<Arc<str>>,
     /// Bytes. Stored under `sealing`, before pages beyond are taken out of the cache under its lock; whoever has found a page in
     /// the cache asks that page whether it still belongs there. So it's relaxed.
     len: AtomicU64,
@@ -210,7 +212,7 @@ impl FileObject {
             huge_aligned: false,
             mmap_flags: VmaFlags::empty(),
             hooks: None,
-            name: RwLock::new(Arc::from(name)),
+            name: ArcSwap::from_pointee(Arc::from(name)),
             len: AtomicU64::new(0),
             seals: AtomicU32::new(Seals::SEAL.bits()),
             sealing: Mutex::new(()),
@@ -307,12 +309,12 @@ impl FileObject {
 
     /// The name that maps shows.
     pub fn name(&self) -> Arc<str> {
-        self.name.read().clone()
+        Arc::clone(&self.name.load())
     }
 
     /// Renames it; `" (deleted)"` at the end is the caller's to add.
     pub fn set_name(&self, name: &str) {
-        *self.name.write() = Arc::from(name);
+        self.name.store(Arc::new(Arc::from(name)));
     }
 
     /// Length in bytes.

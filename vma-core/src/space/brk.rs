@@ -141,6 +141,7 @@ impl<B: Backend> WriteGuard<'_, B> {
         let old = config.pages().ceil_wrapping(inner.brk);
         if new == old {
             self.inner_mut().brk = addr;
+            self.mark();
             return Ok(());
         }
         let growing = addr > inner.brk;
@@ -158,6 +159,7 @@ impl<B: Backend> WriteGuard<'_, B> {
         self.commit(&mut changes)?;
         result?;
         self.inner_mut().brk = addr;
+        self.mark();
         if growing && locked {
             self.populate(old, new);
         }
@@ -169,6 +171,7 @@ impl<B: Backend> WriteGuard<'_, B> {
         let inner = self.inner_mut();
         inner.start_brk = start;
         inner.brk = brk.max(start);
+        self.mark();
     }
 }
 

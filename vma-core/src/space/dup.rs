@@ -6,6 +6,7 @@ use std::sync::Arc;
 use vma_rcu::tree::{Entry, Record as _};
 
 use super::draft::HookEvent;
+use super::maps::Marks;
 use super::{AddressSpace, Inner, WriteGuard, files};
 use crate::accounting::{Totals, check_commit};
 use crate::addr::VmRange;
@@ -218,6 +219,7 @@ impl<B: Backend> WriteGuard<'_, B> {
         inner.guarded = copied.guarded;
         let built = child.core.tree.build(&mut inner.writer, copied.entries);
         inherit(inner, parent, copying);
+        child.landmarks.follow(Marks::of(inner));
         inner.totals = copied.totals;
         built.map_err(|_| PublishError::NoMemory)?;
         if copied.maps_files {

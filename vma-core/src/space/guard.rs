@@ -1,8 +1,10 @@
 //! The two sides of the lock, and publishing.
 
+use std::any::Any;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::{fmt, iter, mem};
+use std::{fmt, iter, mem, thread};
 
 use vma_rcu::lock_order::Held;
 use vma_rcu::rwsem;
@@ -12,6 +14,7 @@ use vma_rcu::wait::Wait;
 use super::draft::{Changes, Draft, Followed, HookEvent, Piece, Window, settle_huge};
 use super::files::{FileEdits, Linked};
 use super::gate::{Gates, fence_before_tables};
+use super::maps::Marks;
 use super::observe::Observed;
 use super::{AddressSpace, Inner};
 use crate::accounting::Totals;
@@ -197,17 +200,70 @@ impl Work {
             // What can't be had is passed over.
             let _ = space.populate(start, end, true);
         }
+        // One owner's panic doesn't keep the others from hearing.
+        let mut first = None;
+        let mut tell = |event: &HookEvent| {
+            let told = catch_unwind(AssertUnwindSafe(|| {
+                if event.opened {
+                    event.hooks.opened(event.range);
+                } else {
+                    event.hooks.closed(event.range);
+                }
+            }));
+            if let Err(panic) = told {
+                first.get_or_insert(panic);
+            }
+        };
         // Opened before closed, so that an owner who counts doesn't see none in between.
-        for event in self.hooks.iter().filter(|event| event.opened) {
-            event.hooks.opened(event.range);
-        }
-        for event in self.hooks.iter().filter(|event| !event.opened) {
-            event.hooks.closed(event.range);
+        self.hooks.iter().filter(|it| it.opened).for_each(&mut tell);
+        self.hooks
+            .iter()
+            .filter(|it| !it.opened)
+            .for_each(&mut tell);
+        if let Some(panic) = first {
+            rethrow(panic);
         }
     }
 }
 
+/// Goes on with a panic that was held up, unless there is one under way already.
+pub(crate) fn rethrow(panic: Box<dyn Any + Send>) {
+    if thread::panicking() {
+        // What it carries isn't dropped: its destructor could panic as well.
+        mem::forget(panic);
+    } else {
+        resume_unwind(panic);
+    }
+}
+
+/// What calls on a guard have left to be done, with the lock let go of already: it's done when this is dropped.
+pub(crate) struct Unfinished<'s, B: Backend> {
+    space: &'s AddressSpace<B>,
+    after: After<B>,
+}
+
+impl<B: Backend> Drop for Unfinished<'_, B> {
+    fn drop(&mut self) {
+        self.after.run(self.space);
+    }
+}
+
 impl<'s, B: Backend> WriteGuard<'s, B> {
+    /// Lets the lock go, and leaves for later what is done without it.
+    pub(crate) fn release(mut self) -> Unfinished<'s, B> {
+        drop(self.inner.take());
+        drop(self.held.take());
+        Unfinished {
+            space: self.space,
+            after: mem::take(&mut self.after),
+        }
+    }
+
+    /// Heap or stack is elsewhere: for those who print the layout without the lock.
+    pub(super) fn mark(&self) {
+        self.space.landmarks.follow(Marks::of(self.inner()));
+    }
+
     pub(super) fn inner(&self) -> &Inner {
         match &self.inner {
             Some(inner) => inner,

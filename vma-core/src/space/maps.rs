@@ -2,6 +2,9 @@
 
 use std::fmt::{self, Write as _};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use vma_rcu::reclaim::Guard;
 
 use super::{AddressSpace, Inner, ReadGuard, VmaRef};
 use crate::anon::AnonId;
@@ -74,7 +77,7 @@ pub struct MapsEntry {
 }
 
 impl MapsEntry {
-    fn new(vma: VmaRef<'_>, inner: &Inner, page_size: u64) -> Self {
+    fn new(vma: VmaRef<'_>, marks: Marks, page_size: u64) -> Self {
         let file = vma.file().cloned();
         let (device, inode) = file.as_ref().map_or(((0, 0), 0), |file| {
             (file.object().device(), file.object().inode())
@@ -86,7 +89,7 @@ impl MapsEntry {
             offset: vma.shown_pgoff().wrapping_mul(page_size),
             device,
             inode,
-            name: name_of(vma, inner),
+            name: name_of(vma, marks),
             file,
             anon: vma.anon(),
             pgoff: vma.vma().pgoff(),
@@ -94,18 +97,75 @@ impl MapsEntry {
     }
 }
 
+/// Where heap and stack are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Marks {
+    start_brk: u64,
+    brk: u64,
+    start_stack: Option<u64>,
+}
+
+impl Marks {
+    pub(super) fn of(inner: &Inner) -> Self {
+        Marks {
+            start_brk: inner.start_brk,
+            brk: inner.brk,
+            start_stack: inner.start_stack,
+        }
+    }
+}
+
+/// The same for who hasn't the lock. Relaxed, and stored with the exclusive side held: each word is right at its time, as what is
+/// printed without the lock is.
+#[derive(Debug)]
+pub(super) struct Landmarks {
+    start_brk: AtomicU64,
+    brk: AtomicU64,
+    /// [`u64::MAX`]: none.
+    start_stack: AtomicU64,
+}
+
+impl Default for Landmarks {
+    fn default() -> Self {
+        Landmarks {
+            start_brk: AtomicU64::new(0),
+            brk: AtomicU64::new(0),
+            start_stack: AtomicU64::new(u64::MAX),
+        }
+    }
+}
+
+impl Landmarks {
+    /// Call it with the exclusive side held, after a change.
+    pub(super) fn follow(&self, marks: Marks) {
+        self.start_brk.store(marks.start_brk, Ordering::Relaxed);
+        self.brk.store(marks.brk, Ordering::Relaxed);
+        let stack = marks.start_stack.unwrap_or(u64::MAX);
+        self.start_stack.store(stack, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> Marks {
+        let stack = self.start_stack.load(Ordering::Relaxed);
+        Marks {
+            start_brk: self.start_brk.load(Ordering::Relaxed),
+            brk: self.brk.load(Ordering::Relaxed),
+            start_stack: (stack != u64::MAX).then_some(stack),
+        }
+    }
+}
+
 /// Source: `get_vma_name()` in `fs/proc/task_mmu.c`.
-fn name_of(vma: VmaRef<'_>, inner: &Inner) -> MapsName {
+fn name_of(vma: VmaRef<'_>, marks: Marks) -> MapsName {
     if let Some(name) = vma.vma().special_name() {
         return MapsName::Special(name.clone());
     }
     if let Some(file) = vma.file() {
         return MapsName::File(file.object().name());
     }
-    if vma.start() < inner.brk && vma.end() > inner.start_brk {
+    if vma.start() < marks.brk && vma.end() > marks.start_brk {
         return MapsName::Heap;
     }
-    if inner
+    if marks
         .start_stack
         .is_some_and(|stack| vma.start() <= stack && vma.end() >= stack)
     {
@@ -145,7 +205,7 @@ impl<B: Backend> ReadGuard<'_, B> {
     pub fn maps_entries(&self) -> impl Iterator<Item = MapsEntry> {
         let page_size = self.space.config.load().page_size;
         self.iter(0)
-            .map(move |vma| MapsEntry::new(vma, self.inner(), page_size))
+            .map(move |vma| MapsEntry::new(vma, Marks::of(self.inner()), page_size))
     }
 
     /// The layout as the text of `/proc/PID/maps`.
@@ -177,5 +237,26 @@ impl<B: Backend> AddressSpace<B> {
     /// The layout of one instant, line by line.
     pub fn maps_entries(&self) -> Vec<MapsEntry> {
         self.read().maps_entries().collect()
+    }
+
+    /// The layout as the text of `/proc/PID/maps`, without the lock: each line was right at an instant of the call, and no line is torn, but
+    /// lines need not be of the same instant.
+    pub fn maps_under(&self, guard: &Guard<'_>) -> String {
+        let mut text = String::new();
+        for entry in self.maps_entries_under(0, guard) {
+            let _ = writeln!(text, "{entry}");
+        }
+        text
+    }
+
+    /// The same line by line, from the first mapping that ends above `from`.
+    pub fn maps_entries_under<'g>(
+        &'g self,
+        from: u64,
+        guard: &'g Guard<'_>,
+    ) -> impl Iterator<Item = MapsEntry> + 'g {
+        let page_size = self.core.pages.bytes(1);
+        let entry = move |vma| MapsEntry::new(vma, self.landmarks.get(), page_size);
+        self.iter(from, guard).map(entry)
     }
 }

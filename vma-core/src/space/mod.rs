@@ -25,6 +25,7 @@ mod brk;
 mod check;
 mod draft;
 mod dup;
+mod exit;
 mod fault;
 mod files;
 mod gate;
@@ -33,7 +34,7 @@ mod lock;
 mod map;
 mod maps;
 mod observe;
-mod order;
+pub(crate) mod order;
 mod placement;
 mod protect;
 mod query;
@@ -66,6 +67,7 @@ pub(crate) use self::fault::Need;
 pub use self::fault::{Access, FaultError};
 #[cfg(all(test, loom))]
 pub(crate) use self::gate::fence_before_tables;
+pub(crate) use self::guard::rethrow;
 pub use self::guard::{ReadGuard, WriteGuard};
 pub use self::lock::LockError;
 pub use self::map::{MapError, MapRequest};
@@ -84,6 +86,7 @@ pub use self::vma_lock::VmaLock;
 
 use self::draft::{HugeEvent, Piece, Window, settle_huge};
 use self::guard::After;
+use self::maps::Landmarks;
 pub(crate) use self::observe::Observed;
 use crate::accounting::Totals;
 use crate::addr::Pages;
@@ -134,6 +137,8 @@ pub struct AddressSpace<B: Backend = ()> {
     /// Who hands out identities of private pages. Taken inside `inner` (shared side) by faults; with the exclusive
     /// side held it's free.
     identities: Mutex<AnonIds>,
+    /// For those without the lock who print the layout.
+    landmarks: Landmarks,
 }
 
 /// What files that are mapped here know of the space: nothing of it takes the space's lock.
@@ -263,6 +268,7 @@ impl<B: Backend> AddressSpace<B> {
             inner: RwSemaphore::with_statistics(inner, Observed::default()),
             config: ArcSwap::new(config),
             identities: Mutex::new(ids),
+            landmarks: Landmarks::default(),
         }
     }
 
@@ -376,6 +382,28 @@ impl<B: Backend> AddressSpace<B> {
         let inner = self.inner.try_write()?;
         let held = order::MMAP.acquired(self.address());
         Some(self.write_guard(inner, held, Wait::forever(), refused))
+    }
+
+    /// Waits, as long as `wait` says, for readers that hold too much retired memory: what calls that take the lock do before it.
+    pub(crate) fn throttle(&self, wait: Wait<'_>) -> Result<(), GaveUp> {
+        if self.core.tree.domain().throttle(None).is_err() {
+            self.wait_for_readers(wait)?;
+        }
+        Ok(())
+    }
+
+    /// The exclusive side for a dup, which has been throttled before.
+    pub(crate) fn write_for_dup(&self, wait: Wait<'_>) -> Result<WriteGuard<'_, B>, GaveUp> {
+        let held = order::MMAP.acquire(self.address());
+        let inner = self.inner.write_with(wait)?;
+        Ok(self.write_guard(inner, held, Wait::forever(), None))
+    }
+
+    /// The same, if nobody has either side or waits. Runs no code of anybody's.
+    pub(crate) fn try_write_for_dup(&self) -> Option<WriteGuard<'_, B>> {
+        let inner = self.inner.try_write()?;
+        let held = order::MMAP.acquired(self.address());
+        Some(self.write_guard(inner, held, Wait::forever(), None))
     }
 
     #[inline]

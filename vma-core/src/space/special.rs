@@ -263,7 +263,9 @@ impl<B: Backend> AddressSpace<B> {
 
     /// Says which mapping is the program's stack: the one that holds `addr`, now and as it grows.
     pub fn set_stack(&self, addr: u64) {
-        self.write_once().inner_mut().start_stack = Some(addr);
+        let mut guard = self.write_once();
+        guard.inner_mut().start_stack = Some(addr);
+        guard.mark();
     }
 
     /// Names anonymous memory (`PR_SET_VMA_ANON_NAME`); `None` takes the name away.

@@ -14,8 +14,9 @@
 //! | a writer is in, or waits for readers to leave | readers and writers queue, first in, first out |
 //! | the writer leaves | readers at the front of the queue enter together; a writer behind them is next, and those behind it wait |
 //! | nobody is left in the queue | readers are back on the fast path |
+//! | somebody [holds writers off](PercpuRwSemaphore::hold_off_writers) | those that come from then on wait in a queue of their own until nobody does any more |
 //!
-//! So a reader waits for the writers before it, a writer for the readers and writers before it, and nobody for
+//! So a reader waits for the writers before it, a writer for the readers and writers before it and for who holds it off, and nobody for
 //! those that come later.
 //!
 //! # Counters
@@ -134,7 +135,12 @@ pub struct PercpuRwSemaphore<T: ?Sized> {
 
 #[derive(Debug, Default)]
 struct State {
+    /// Empty unless `writer` is set.
     queue: WaitQueue,
+    /// Writers that came while they were held off.
+    postponed: WaitQueue,
+    /// How many hold writers off.
+    held_off: usize,
     /// Somebody has the exclusive side or waits for readers to leave.
     writer: bool,
     /// Rung when a reader leaves.
@@ -356,12 +362,18 @@ impl<T: ?Sized> PercpuRwSemaphore<T> {
         let sleep = wait.prepare(&bell);
         {
             let mut state = self.state.lock();
-            if !state.writer {
+            let is_postponed = mode == Mode::Exclusive && state.held_off > 0;
+            if !state.writer && !is_postponed {
                 self.let_in(&mut state, mode);
                 return Ok(());
             }
+            let queue = if is_postponed {
+                &mut state.postponed
+            } else {
+                &mut state.queue
+            };
             // SAFETY: W1. Every way out of this function is behind its removal; nothing below unwinds.
-            unsafe { state.queue.push(waiter) };
+            unsafe { queue.push(waiter) };
         }
         let granted = || {
             // SAFETY: pushed above.
@@ -375,10 +387,39 @@ impl<T: ?Sized> PercpuRwSemaphore<T> {
         if unsafe { state.queue.is_granted(waiter) } {
             return Ok(());
         }
-        // Those behind it wait for the writer that is in, as before.
-        // SAFETY: pushed above.
-        unsafe { state.queue.remove(waiter) };
+        // Those behind it wait for the writer that is in, or for who holds them off, as before.
+        let queue = if state.postponed.contains(waiter) {
+            &mut state.postponed
+        } else {
+            &mut state.queue
+        };
+        // SAFETY: pushed above, and in this queue unless it's in none.
+        unsafe { queue.remove(waiter) };
         Err(reason)
+    }
+
+    /// Keeps writers that come from now on out until the result is dropped; those that wait already aren't.
+    ///
+    /// For a reader that can't sleep with what it holds, and so tries again and again: once it has slept for the shared side with writers
+    /// held off, there are none left, and from then on it can't fail. Several may do it at once. Readers notice nothing. Whoever has the result
+    /// must not wait for the exclusive side.
+    pub fn hold_off_writers(&self) -> HoldOff<'_, T> {
+        if !planted("no_hold_off") {
+            self.state.lock().held_off += 1;
+        }
+        HoldOff { lock: self }
+    }
+
+    /// Nobody holds writers off any more.
+    fn readmit(&self, state: &mut State) {
+        let State {
+            queue, postponed, ..
+        } = state;
+        queue.append(postponed);
+        if !state.writer && state.queue.front().is_some() {
+            self.let_in(state, Mode::Exclusive);
+            state.queue.grant_front();
+        }
     }
 
     /// The exclusive side, waiting as long as it takes.
@@ -406,7 +447,7 @@ impl<T: ?Sized> PercpuRwSemaphore<T> {
     pub fn try_write(&self) -> Option<WriteGuard<'_, T>> {
         {
             let mut state = self.state.lock();
-            if state.writer {
+            if state.writer || state.held_off > 0 {
                 return None;
             }
             state.writer = true;
@@ -557,6 +598,31 @@ impl<T: ?Sized> Drop for ReadGuard<'_, T> {
 impl<T: ?Sized + fmt::Debug> fmt::Debug for ReadGuard<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (**self).fmt(f)
+    }
+}
+
+/// Keeps new writers of a [`PercpuRwSemaphore`] waiting: see [`hold_off_writers`](PercpuRwSemaphore::hold_off_writers).
+#[must_use = "writers come in when it is dropped"]
+pub struct HoldOff<'l, T: ?Sized> {
+    lock: &'l PercpuRwSemaphore<T>,
+}
+
+impl<T: ?Sized> Drop for HoldOff<'_, T> {
+    fn drop(&mut self) {
+        if planted("no_hold_off") {
+            return;
+        }
+        let mut state = self.lock.state.lock();
+        state.held_off -= 1;
+        if state.held_off == 0 && !planted("no_readmit") {
+            self.lock.readmit(&mut state);
+        }
+    }
+}
+
+impl<T: ?Sized> fmt::Debug for HoldOff<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HoldOff").finish_non_exhaustive()
     }
 }
 

@@ -23,6 +23,7 @@
 //! | [`Domain::synchronize`] | waits for a grace period, then frees everything retired before |
 //! | [`Domain::throttle`] | at the hard limit waits a bounded time, and then says so |
 //! | dropping the last handle | frees all the rest |
+//! | [`Domain::wind_down`], and then each [`Reader`] that is dropped | frees what nobody looks at any more |
 
 mod grace;
 mod limbo;
@@ -40,7 +41,7 @@ use self::grace::GracePeriods;
 pub use self::limbo::Limbo;
 pub(crate) use self::queue::{Counters, Dispose, Drain, Panic, Producer, Queue, keep_first};
 use self::slot::Slot;
-use crate::sync::atomic::{AtomicUsize, Ordering, fence};
+use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use crate::sync::{Arc, Mutex};
 
 /// How much retired memory a [`Domain`] may hold, in bytes.
@@ -131,6 +132,9 @@ pub(crate) struct Inner {
     limits: ReclaimLimits,
     counters: Arc<Counters>,
     queues: Mutex<Vec<Arc<dyn Drain>>>,
+    /// Readers that leave free what they held up. `SeqCst` fences on both sides, between store and look at the slots, and between leaving
+    /// the slot and this load: either whoever winds down sees that the reader has left, or the reader that it is to free.
+    winding_down: AtomicBool,
     /// Snapshots alive: relaxed, statistics.
     pub(crate) snapshots: AtomicUsize,
 }
@@ -149,6 +153,7 @@ impl Domain {
             limits,
             counters: Arc::default(),
             queues: Mutex::new(Vec::new()),
+            winding_down: AtomicBool::new(false),
             snapshots: AtomicUsize::new(0),
         };
         Domain {
@@ -272,6 +277,30 @@ impl Domain {
             }
             pause.wait();
         }
+    }
+
+    /// Frees what no reader looks at any more, without waiting, and has readers free what they hold up when they are dropped.
+    ///
+    /// For who has retired the last value: values that hold a handle to their own domain keep it, and so themselves, until somebody
+    /// [collects](Self::collect).
+    ///
+    /// # Panics
+    ///
+    /// When a destructor does, as [`collect`](Self::collect).
+    pub fn wind_down(&self) {
+        self.inner.winding_down.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        self.free_rest();
+    }
+
+    /// What a destructor retires is freed as well.
+    fn free_rest(&self) {
+        while self.drain(true) > 0 {}
+    }
+
+    /// Whether both are handles to one domain.
+    pub fn is_same(&self, other: &Domain) -> bool {
+        self.is(&other.inner)
     }
 
     /// Returns at once below the hard limit; above it frees, and waits for readers to unpin. Writers
@@ -425,6 +454,10 @@ impl Reader {
 impl Drop for Reader {
     fn drop(&mut self) {
         self.domain.inner.grace.unregister(&self.slot);
+        fence(Ordering::SeqCst);
+        if self.domain.inner.winding_down.load(Ordering::Relaxed) {
+            self.domain.free_rest();
+        }
     }
 }
 
