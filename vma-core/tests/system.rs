@@ -40,7 +40,10 @@ fn map(space: &AddressSpace) {
 fn ids(system: &System) -> Vec<u32> {
     let reader = system.register();
     let guard = reader.pin();
-    system.iter(0, &guard).map(|it| it.id().get()).collect()
+    system
+        .iter(0, &guard)
+        .map(vma_core::SpaceRef::id.get())
+        .collect()
 }
 
 /// Tells a closure of what happens to mappings.
@@ -114,7 +117,7 @@ fn a_stale_number_finds_nothing_or_the_new_space() {
     assert_eq!(found.maps(), "", "the old one had a mapping");
     assert_eq!(found.get().unwrap().id(), id);
     assert!(kept.upgrade().is_none(), "the old one doesn't come back");
-    assert!(walking.all(|member| member.maps().is_empty()));
+    assert!(walking.all(vma_core::SpaceRef::maps.is_empty()));
     drop(walking);
 }
 
@@ -197,7 +200,10 @@ fn while_a_space_ends_nobody_finds_it_and_its_number_is_taken() {
             let reader = other.register();
             let guard = reader.pin();
             let found = other.find(1, &guard).is_some() || other.get(1, &guard).is_some();
-            let walked: Vec<u32> = other.iter(0, &guard).map(|it| it.id().get()).collect();
+            let walked: Vec<u32> = other
+                .iter(0, &guard)
+                .map(vma_core::SpaceRef::id.get())
+                .collect();
             let new = create(&other).id().get();
             heard
                 .lock()
@@ -293,7 +299,10 @@ fn the_maps_of_all_spaces_are_printed_while_all_their_locks_are_held() {
         let print = || {
             let reader = system.register();
             let guard = reader.pin();
-            system.iter(0, &guard).map(|member| member.maps()).collect()
+            system
+                .iter(0, &guard)
+                .map(vma_core::SpaceRef::maps)
+                .collect()
         };
         scope.spawn(print).join().unwrap()
     });
@@ -383,7 +392,7 @@ fn a_walk_sees_those_that_stay_once_and_in_order() {
         let reader = system.register();
         for _ in 0..2000 {
             let guard = reader.pin();
-            let seen: Vec<_> = system.iter(0, &guard).map(|it| it.id()).collect();
+            let seen: Vec<_> = system.iter(0, &guard).map(vma_core::SpaceRef::id).collect();
             assert!(seen.is_sorted_by(|a, b| a < b), "{seen:?}");
             for space in &stay {
                 assert!(seen.contains(&space.id()));
