@@ -40,10 +40,7 @@ fn map(space: &AddressSpace) {
 fn ids(system: &System) -> Vec<u32> {
     let reader = system.register();
     let guard = reader.pin();
-    system
-        .iter(0, &guard)
-        .map(vma_core::SpaceRef::id.get())
-        .collect()
+    system.iter(0, &guard).map(|it| it.id().get()).collect()
 }
 
 /// Tells a closure of what happens to mappings.
@@ -117,7 +114,7 @@ fn a_stale_number_finds_nothing_or_the_new_space() {
     assert_eq!(found.maps(), "", "the old one had a mapping");
     assert_eq!(found.get().unwrap().id(), id);
     assert!(kept.upgrade().is_none(), "the old one doesn't come back");
-    assert!(walking.all(vma_core::SpaceRef::maps.is_empty()));
+    assert!(walking.all(|it| it.maps().is_empty()));
     drop(walking);
 }
 
@@ -200,10 +197,7 @@ fn while_a_space_ends_nobody_finds_it_and_its_number_is_taken() {
             let reader = other.register();
             let guard = reader.pin();
             let found = other.find(1, &guard).is_some() || other.get(1, &guard).is_some();
-            let walked: Vec<u32> = other
-                .iter(0, &guard)
-                .map(vma_core::SpaceRef::id.get())
-                .collect();
+            let walked: Vec<u32> = other.iter(0, &guard).map(|it| it.id().get()).collect();
             let new = create(&other).id().get();
             heard
                 .lock()
