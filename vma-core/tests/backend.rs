@@ -31,11 +31,11 @@ impl Backend for Recorder {
         _: &[PageChange],
         _holes: &[Range<u64>],
         _mapped: &[Range<u64>],
-    ) -> Result<(), PublishError> {
+    ) -> Result<Option<()>, PublishError> {
         if *self.refuse.lock().unwrap() {
             return Err(PublishError::NoMemory);
         }
-        Ok(())
+        Ok(Some(()))
     }
 
     fn commit(&self, changes: &[PageChange], _holes: &[Range<u64>], (): &mut ()) {

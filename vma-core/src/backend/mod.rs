@@ -147,7 +147,8 @@ pub trait Backend: Sized + Send + Sync + 'static {
 
     /// Does what can fail of changes that are about to be published. The space's lock is held exclusively. `holes` says for each
     /// [`Zap`](PageChange::Zap), in their order, what is free around it afterwards, itself included. `mapped` are the ranges that
-    /// mappings have afterwards, as far as they change.
+    /// mappings have afterwards, as far as they change. `None` if there is nothing to be done about it: neither
+    /// [`commit`](Self::commit) nor [`finish`](Self::finish) is called then.
     ///
     /// # Errors
     /// [`PublishError`]: the call fails with `ENOMEM` and changes nothing.
@@ -156,7 +157,7 @@ pub trait Backend: Sized + Send + Sync + 'static {
         changes: &[PageChange],
         holes: &[Range<u64>],
         mapped: &[Range<u64>],
-    ) -> Result<Self::Taken, PublishError>;
+    ) -> Result<Option<Self::Taken>, PublishError>;
 
     /// Makes changes, in their order, after they were published; `holes` as in [`prepare`](Self::prepare).
     ///
@@ -279,8 +280,8 @@ impl Backend for () {
         _: &[PageChange],
         _holes: &[Range<u64>],
         _mapped: &[Range<u64>],
-    ) -> Result<(), PublishError> {
-        Ok(())
+    ) -> Result<Option<()>, PublishError> {
+        Ok(None)
     }
 
     fn commit(&self, _: &[PageChange], _holes: &[Range<u64>], _taken: &mut ()) {}

@@ -336,11 +336,18 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
             return Err(refused);
         }
         let mut mapped = SmallVec::<[_; 2]>::new();
+        let mut windows = SmallVec::<[_; 2]>::new();
         for window in &changes.windows {
+            let mut is_gated = false;
             for piece in &window.pieces {
                 let affected = |change: &PageChange| touches(change, piece.start, piece.end);
-                piece.vma.set_gated(changes.pages.iter().any(affected));
+                let gated = changes.pages.iter().any(affected);
+                piece.vma.set_gated(gated);
+                is_gated |= gated;
                 mapped.push(piece.start..piece.end);
+            }
+            if is_gated {
+                windows.push((window.start, window.end));
             }
         }
         let sources: SmallVec<[_; 2]> = changes.pages.iter().filter_map(source).collect();
@@ -351,7 +358,9 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
         let published = prepared.and_then(|taken| match self.publish(changes) {
             Ok(followed) => Ok((taken, followed)),
             Err(error) => {
-                core.backend.finish(taken);
+                taken
+                    .into_iter()
+                    .for_each(|taken| core.backend.finish(taken));
                 Err(error)
             }
         });
@@ -364,14 +373,11 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
             }
         };
         debug_assert_eq!(holes, self::holes(view, &[], &changes.pages), "as foreseen");
-        let windows: SmallVec<[_; 2]> = changes
-            .windows
-            .iter()
-            .map(|window| (window.start, window.end))
-            .collect();
         let gates = Gates::new(view, &windows);
-        fence_before_tables();
-        core.backend.commit(&changes.pages, &holes, &mut taken);
+        if let Some(taken) = &mut taken {
+            fence_before_tables();
+            core.backend.commit(&changes.pages, &holes, taken);
+        }
         for change in &changes.pages {
             if let PageChange::Move { to, len, .. } = *change {
                 core.recheck_files(view, to, to + len);
@@ -379,7 +385,7 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
         }
         drop(gates);
         self.after.changed = true;
-        self.after.taken.push(taken);
+        self.after.taken.extend(taken);
         if changes.gone.intersects(self.config().exclusive_unmap) {
             self.after.finish(space);
         }

@@ -24,8 +24,12 @@ impl From<NoMemory> for PublishError {
 }
 
 /// What a call has taken out of the tables and not let go of yet.
+///
+/// One, behind a pointer: it's handed on several times.
+pub struct Taken(Vec<Out>);
+
 #[derive(Default)]
-pub struct Taken {
+struct Out {
     detached: Detached,
     /// In order.
     relocations: SmallVec<[Relocation; 1]>,
@@ -38,15 +42,29 @@ pub struct Taken {
 }
 
 impl Taken {
+    fn try_new() -> Result<Self, NoMemory> {
+        let mut one = Vec::new();
+        one.try_reserve_exact(1).map_err(|_| NoMemory)?;
+        one.push(Out::default());
+        Ok(Taken(one))
+    }
+
+    fn get_mut(&mut self) -> &mut Out {
+        match self.0.first_mut() {
+            Some(out) => out,
+            None => unreachable!("there is one"),
+        }
+    }
+
     pub(super) fn announce(&mut self, pending: &Arc<Pending>) {
-        self.announced = Some(pending.announce());
+        self.get_mut().announced = Some(pending.announce());
     }
 }
 
 impl fmt::Debug for Taken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Taken")
-            .field("pending", &self.pending)
+            .field("pending", &self.0.iter().any(|out| out.pending))
             .finish_non_exhaustive()
     }
 }
@@ -111,20 +129,26 @@ fn outdated(change: &PageChange) -> Option<Range<u64>> {
 }
 
 /// Does what can fail of changes: tables that entries are put into, tables that aren't shared, room for what is taken out.
-/// Tables stay if the change isn't made after all.
+/// Tables stay if the change isn't made after all. `None`: nothing is to be done about them.
 pub(super) fn prepare(
     state: &State,
     changes: &[PageChange],
     holes: &[Range<u64>],
     mapped: &[Range<u64>],
-) -> Result<Taken, NoMemory> {
-    let mut holes = holes.iter();
-    let tables = &state.tables;
-    let mut taken = Taken::default();
+) -> Result<Option<Taken>, NoMemory> {
+    let mut pending = false;
     if state.owed.is_any() && !planted("no_look_at_owed") {
         let mut ranges = changes.iter().map(range_of).chain(mapped.iter().cloned());
-        taken.pending = ranges.any(|range| state.owed.overlaps(&range));
+        pending = ranges.any(|range| state.owed.overlaps(&range));
     }
+    if changes.is_empty() && !pending {
+        return Ok(None);
+    }
+    let mut holes = holes.iter();
+    let tables = &state.tables;
+    let mut one = Taken::try_new()?;
+    let taken = one.get_mut();
+    taken.pending = pending;
     for change in changes {
         match *change {
             PageChange::Zap { start, end } => {
@@ -151,7 +175,7 @@ pub(super) fn prepare(
     if changes.iter().any(|change| outdated(change).is_some()) {
         taken.ticket = Some(state.owed.enter(changes.iter().filter_map(outdated))?);
     }
-    Ok(taken)
+    Ok(Some(one))
 }
 
 /// Whether frames may go with it. What a move finds in its way maps nothing.
@@ -195,6 +219,7 @@ pub(super) fn commit(
     taken: &mut Taken,
 ) {
     let mut holes = holes.iter();
+    let taken = taken.get_mut();
     let mut relocations = taken.relocations.iter_mut();
     for change in changes {
         match *change {
@@ -262,6 +287,7 @@ fn clipped(changes: &[PageChange], range: Range<u64>, hole: Option<&Range<u64>>)
 
 /// See [`Backend::finish`](super::super::Backend::finish).
 pub(super) fn finish(state: &State, mut taken: Taken) {
+    let taken = taken.get_mut();
     if taken.pending {
         let_go(state, &mut taken.detached);
     }

@@ -265,7 +265,7 @@ impl Backend for Paged {
         changes: &[PageChange],
         holes: &[Range<u64>],
         mapped: &[Range<u64>],
-    ) -> Result<Taken, PublishError> {
+    ) -> Result<Option<Taken>, PublishError> {
         let state = self.state();
         let taken = state.walk(|| change::prepare(state, changes, holes, mapped));
         taken.map_err(PublishError::from)

@@ -235,7 +235,9 @@ impl Space {
             new.set_gated(true);
         }
         let hole = std::slice::from_ref(&hole);
-        let mut taken = change::prepare(state, &changes, hole, mapped).unwrap();
+        let mut taken = change::prepare(state, &changes, hole, mapped)
+            .unwrap()
+            .unwrap();
         self.publish(which);
         crate::space::fence_before_tables();
         change::commit(state, &changes, hole, &mut taken);
