@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use crate::addr::Pages;
 use crate::backend::paged::{Frame, PAGE};
 use crate::error::PublishError;
-use crate::file::{FileKind, FileObject, Mapper, Part};
+use crate::file::{FileKind, FileObject, Mapper, Part, Tenancies};
 
 /// A space as far as an index knows one: nothing is behind it.
 struct Nobody;
@@ -32,8 +32,8 @@ impl Mapper for Nobody {
 /// The reverse index of a file alone: what map and unmap do to it, its lock included, by the same functions.
 pub struct IndexBench {
     file: Arc<FileObject>,
-    /// What keeps them distinct, and what entries are given, as a call has it at hand.
-    spaces: Vec<(Arc<Nobody>, Weak<dyn Mapper>)>,
+    /// With what each knows of the files that it maps.
+    spaces: Vec<(Arc<Nobody>, Tenancies)>,
 }
 
 impl fmt::Debug for IndexBench {
@@ -49,8 +49,7 @@ impl IndexBench {
     pub fn new(spaces: usize) -> Self {
         let space = || {
             let space = Arc::new(Nobody);
-            let weak = Arc::downgrade(&space) as Weak<dyn Mapper>;
-            (space, weak)
+            (space, Tenancies::default())
         };
         IndexBench {
             file: FileObject::builder(FileKind::Regular, "bench").build(),
@@ -67,7 +66,9 @@ impl IndexBench {
     /// If there is no such space.
     pub fn link(&self, space: usize, pages: Range<u64>, addr: u64) -> Result<(), PublishError> {
         let parts = iter::once(part(pages, addr));
-        self.file.link(&self.spaces[space].1, parts).map(drop)
+        let (space, tenancies) = &self.spaces[space];
+        let weak = || Arc::downgrade(space) as Weak<dyn Mapper>;
+        self.file.link(tenancies, &weak, parts, false).map(drop)
     }
 
     /// It no longer does; not to be asked for what isn't there.

@@ -1,9 +1,15 @@
 //! The reverse index of a file: which parts of it are mapped, in which spaces, and where.
 //!
+//! It has two levels. The file's own index leads from pages to *tenants*, spaces that map some of them; each tenant knows its parts
+//! exactly. A space that maps more of a file, or less, changes its tenant alone, which nobody shares with it but walks: the file's index
+//! is for the first mapping and the last, and for pages beyond those that a space had before.
+//!
 //! # Locks
 //!
 //! ```text
 //! a space's mmap lock
+//!   tenants of a space
+//!     parts of a tenant      walks look at a few at a time
 //!   index of a file          shared by walks, exclusive for changes; nothing is allocated, freed or called under it
 //! ```
 //!
@@ -12,10 +18,14 @@
 //!
 //! # A superset (C6)
 //!
-//! A mapping's entry is there before it is published, and until its pages are gone: what can be faulted is in the index, and a walk
-//! that doesn't find an entry was through before it came. So whoever faults there sees what the walker had changed before
-//! (a length, a page marked as leaving), and a space that is still letting go of pages is found. What an entry leads to is asked
-//! for each page, under its table's lock. Whenever no call is under way the entries are the mappings, each once.
+//! A part is with its tenant, and then the tenant in the index, before the mapping is published, and until its pages are gone: what
+//! can be faulted is found, and a walk that doesn't find it was through there before it came: through the index if the tenant wasn't in
+//! it, else through the tenant. So whoever faults there sees what the walker had changed before
+//! (a length, a page marked as leaving), and a space that is still letting go of pages is found. What a part leads to is asked
+//! for each page, under its table's lock. Whenever no call is under way the parts are the mappings, each once.
+//!
+//! Entries of the index keep their place as long as they are there, since a walk goes on behind the last that it has seen. So a tenant that
+//! comes to show more pages gets further entries ([`Segments`](super::tenant::Segments)), and loses all of them at once.
 
 use std::fmt;
 use std::ops::{ControlFlow, Range};
@@ -24,10 +34,11 @@ use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
 use vma_rcu::lock_order::{Held, Level};
-use vma_rcu::rwsem::{RwSemaphore, WriteGuard};
+use vma_rcu::rwsem::{ReadGuard, RwSemaphore, WriteGuard};
 
 use super::FileObject;
 use super::index::{Cursor, Interval, IntervalSet};
+use super::tenant::{Segment, Tenancies, Tenant};
 use crate::addr::{Pages, VmRange};
 use crate::backend::paged::Frame;
 use crate::error::PublishError;
@@ -86,13 +97,8 @@ impl SpaceId {
         SpaceId(Arc::as_ptr(space).addr())
     }
 
-    fn of_weak(space: &Weak<dyn Mapper>) -> Self {
+    pub(super) fn of_weak(space: &Weak<dyn Mapper>) -> Self {
         SpaceId(space.as_ptr().addr())
-    }
-
-    /// Keeps entries apart that have the same place in the file: it is added to their address.
-    fn salt(self) -> u64 {
-        (self.0 as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 }
 
@@ -108,7 +114,7 @@ pub struct FileMapping {
     pub pages: Range<u64>,
 }
 
-type Set = IntervalSet<Weak<dyn Mapper>>;
+type Set = IntervalSet<Arc<Tenant>>;
 
 /// See the [module](self).
 pub(super) struct Mappings {
@@ -126,7 +132,7 @@ impl Default for Mappings {
 impl fmt::Debug for Mappings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Mappings")
-            .field("count", &self.len())
+            .field("entries", &self.read().1.len())
             .finish()
     }
 }
@@ -140,9 +146,14 @@ impl Mappings {
         INDEX.acquire(ptr::from_ref(self).addr())
     }
 
-    fn len(&self) -> usize {
-        let _held = self.held();
-        self.set.read().len()
+    /// No entry is left.
+    #[cfg(all(test, loom))]
+    pub(super) fn is_vacant(&self) -> bool {
+        self.read().1.len() == 0
+    }
+
+    fn read(&self) -> (Held, ReadGuard<'_, Set, Observed>) {
+        (self.held(), self.set.read())
     }
 
     fn write(&self) -> Index<'_> {
@@ -160,79 +171,97 @@ pub(crate) struct Index<'f> {
     _held: Held,
 }
 
-/// The key of a part of a space's.
-fn interval(space: SpaceId, part: Part) -> Interval {
+fn interval(tenant: &Tenant, segment: Segment) -> Interval {
     Interval {
-        first: part.first,
-        tie: part.addr.wrapping_add(space.salt()),
-        end: part.end,
+        first: segment.0,
+        tie: tenant.salt(),
+        end: segment.1,
     }
 }
 
-fn part(space: SpaceId, interval: Interval) -> Part {
-    Part {
-        first: interval.first,
-        end: interval.end,
-        addr: interval.tie.wrapping_sub(space.salt()),
-    }
-}
-
-/// Entries that room is made for at a time.
-const ROOM: usize = 64;
 /// Entries that a walk looks at before it lets the lock go.
 const BATCH: usize = if cfg!(test) { 2 } else { 32 };
 
 impl FileObject {
-    /// A space is going to show these parts. The lock may be kept, to publish under it.
+    /// A space is going to show these parts. The lock of the index is kept if `hold` says so, to publish under it.
     ///
     /// # Errors
     /// Memory ran out, and nothing has changed.
     pub(crate) fn link<'f>(
         &'f self,
-        space: &Weak<dyn Mapper>,
+        tenancies: &Tenancies,
+        space: &impl Fn() -> Weak<dyn Mapper>,
         parts: impl Iterator<Item = Part> + Clone,
-    ) -> Result<Index<'f>, PublishError> {
-        let id = SpaceId::of_weak(space);
-        let mut index = self.mappings_index().write();
-        let (mut rest, mut done) = (parts.clone(), 0);
-        loop {
-            let count = rest.clone().take(ROOM).count();
-            if count == 0 {
-                return Ok(index);
-            }
-            // Memory is made with the lock let go of, and what isn't used goes the same way.
-            while let Some(need) = index.set.needs(count) {
-                drop(index);
-                let Some(chunk) = need.allocate() else {
-                    self.unlink(space, parts.take(done));
-                    return Err(PublishError::NoMemory);
-                };
-                index = self.mappings_index().write();
-                let unused = index.set.add(chunk);
-                drop(index);
-                drop(unused);
-                index = self.mappings_index().write();
-            }
-            for part in rest.by_ref().take(count) {
-                index.set.insert(interval(id, part), space.clone());
-            }
-            done += count;
+        hold: bool,
+    ) -> Result<Option<Index<'f>>, PublishError> {
+        let entries = tenancies.add(self, space, &parts)?;
+        if entries.is_none() && !hold {
+            return Ok(None);
         }
+        let mut index = self.mappings_index().write();
+        let Some((tenant, segments)) = entries else {
+            return Ok(Some(index));
+        };
+        // Memory is made with the lock let go of, and what isn't used goes the same way.
+        while let Some(need) = index.set.needs(segments.len()) {
+            drop(index);
+            let Some(chunk) = need.allocate() else {
+                tenancies.uncover(self, &segments);
+                self.unlink(tenancies, parts);
+                return Err(PublishError::NoMemory);
+            };
+            index = self.mappings_index().write();
+            let unused = index.set.add(chunk);
+            drop(index);
+            drop(unused);
+            index = self.mappings_index().write();
+        }
+        for segment in segments {
+            let at = interval(&tenant, segment);
+            index.set.insert(at, Arc::clone(&tenant));
+        }
+        Ok(hold.then_some(index))
     }
 
     /// It no longer shows them.
-    pub(crate) fn unlink(&self, space: &Weak<dyn Mapper>, parts: impl Iterator<Item = Part>) {
-        let id = SpaceId::of_weak(space);
+    pub(crate) fn unlink(&self, tenancies: &Tenancies, parts: impl Iterator<Item = Part>) {
+        let Some((tenant, segments)) = tenancies.remove(self, parts) else {
+            return;
+        };
         let mut index = self.mappings_index().write();
-        for part in parts {
-            let is_ours = |other: &Weak<dyn Mapper>| SpaceId::of_weak(other) == id;
-            // The caller has another one, so that this drop frees nothing.
-            let removed = index.set.remove(interval(id, part), is_ours);
-            debug_assert!(removed.is_some(), "{part:?} was linked");
+        for segment in segments {
+            let is_ours = |other: &Arc<Tenant>| Arc::ptr_eq(other, &tenant);
+            // There is another one here, so that this drop frees nothing.
+            let removed = index.set.remove(interval(&tenant, segment), is_ours);
+            debug_assert!(removed.is_some(), "{segment:?} was linked");
         }
         let memory = index.set.take_memory();
         drop(index);
-        drop(memory);
+        drop((memory, tenant));
+    }
+
+    /// Calls `f` for each entry of these pages, with no lock held.
+    fn for_each_tenant(&self, pages: &Range<u64>, mut f: impl FnMut(&Tenant, Segment)) {
+        let mut after = Cursor::default();
+        loop {
+            let mut batch = SmallVec::<[(Arc<Tenant>, Segment); BATCH]>::new();
+            let mut is_last = true;
+            let (held, set) = self.mappings_index().read();
+            set.overlapping((pages.start, pages.end), after, |key, tenant| {
+                if batch.len() == BATCH {
+                    is_last = false;
+                    return ControlFlow::Break(());
+                }
+                after = Cursor::behind(key);
+                batch.push((Arc::clone(tenant), (key.first, key.end)));
+                ControlFlow::Continue(())
+            });
+            drop((set, held));
+            batch.iter().for_each(|(tenant, at)| f(tenant, *at));
+            if is_last {
+                return;
+            }
+        }
     }
 
     /// Calls `f` for each part of these pages that is mapped, or may be, and settles with the spaces; no lock is held meanwhile. `f`
@@ -242,84 +271,55 @@ impl FileObject {
         pages: &Range<u64>,
         mut f: impl FnMut(&dyn Mapper, Part) -> usize,
     ) -> usize {
-        let (mut after, mut sum) = (Cursor::default(), 0);
-        loop {
-            let mut batch = SmallVec::<[(Arc<dyn Mapper>, Part); BATCH]>::new();
-            let mut counts = SmallVec::<[usize; BATCH]>::new();
-            let (mut seen, mut is_last) = (0, true);
-            self.walk(pages, after, |key, space| {
-                // Entries that differ in their end alone, of one mapping on its way to another, are seen to together.
-                if !after.is_at(key) {
-                    if seen == BATCH {
-                        is_last = false;
-                        return ControlFlow::Break(());
-                    }
-                    (seen, after) = (seen + 1, Cursor::behind(key));
-                    // A space that is going needs no seeing to.
-                    if let Some(alive) = space.upgrade() {
-                        batch.push((alive, part(SpaceId::of_weak(space), key)));
-                    }
-                } else if let Some((_, last)) = batch.last_mut()
-                    && (last.first, last.addr)
-                        == (key.first, part(SpaceId::of_weak(space), key).addr)
-                {
-                    last.end = last.end.max(key.end);
-                }
-                ControlFlow::Continue(())
+        let mut sum = 0;
+        self.for_each_tenant(pages, |tenant, (first, end)| {
+            // A space that is going needs no seeing to.
+            let Some(space) = tenant.space.upgrade() else {
+                return;
+            };
+            let pages = pages.start.max(first)..pages.end.min(end);
+            let mut found = None;
+            tenant.for_each(&pages, |part| {
+                let part = part.within(&pages, space.pages());
+                *found.get_or_insert(0) += f(&*space, part);
             });
-            for (space, part) in &batch {
-                counts.push(f(&**space, part.within(pages, space.pages())));
+            if let Some(protected) = found {
+                space.settle(protected);
+                sum += protected;
             }
-            for (at, (space, _)) in batch.iter().enumerate() {
-                let is_same =
-                    |other: usize| ptr::addr_eq(Arc::as_ptr(&batch[other].0), Arc::as_ptr(space));
-                if !(at + 1..batch.len()).any(is_same) {
-                    let of_space = (0..=at).filter(|other| is_same(*other));
-                    space.settle(of_space.map(|other| counts[other]).sum());
-                }
-            }
-            sum += counts.iter().sum::<usize>();
-            if is_last {
-                return sum;
-            }
-        }
-    }
-
-    fn walk(
-        &self,
-        pages: &Range<u64>,
-        after: Cursor,
-        f: impl FnMut(Interval, &Weak<dyn Mapper>) -> ControlFlow<()>,
-    ) {
-        let index = self.mappings_index();
-        let _held = index.held();
-        let set = index.set.read();
-        set.overlapping((pages.start, pages.end), after, f);
+        });
+        sum
     }
 
     /// The mappings that show some of these pages, in order of their first page. What calls are making or taking away meanwhile may
     /// be among them.
     pub fn mappings(&self, pages: Range<u64>) -> Vec<FileMapping> {
         let mut found = Vec::new();
-        self.walk(&pages, Cursor::default(), |key, space| {
-            let id = SpaceId::of_weak(space);
-            // Its size of pages is asked for later, since the space must not go here.
-            found.push((space.clone(), part(id, key)));
-            ControlFlow::Continue(())
+        self.for_each_tenant(&pages, |tenant, (first, end)| {
+            let Some(size) = tenant.space.upgrade().map(|space| space.pages()) else {
+                return;
+            };
+            let within = pages.start.max(first)..pages.end.min(end);
+            tenant.for_each(&within, |part| {
+                // Not again what another entry has led to.
+                if part.first.max(pages.start) >= first {
+                    let bytes = size.bytes(part.end - part.first);
+                    found.push(FileMapping {
+                        space: tenant.space_id(),
+                        range: VmRange::new(part.addr, part.addr + bytes),
+                        pages: part.first..part.end,
+                    });
+                }
+            });
         });
-        let mapping = |(space, part): (Weak<dyn Mapper>, Part)| {
-            let size = space.upgrade()?.pages();
-            Some(FileMapping {
-                space: SpaceId::of_weak(&space),
-                range: VmRange::new(part.addr, part.addr + size.bytes(part.end - part.first)),
-                pages: part.first..part.end,
-            })
-        };
-        found.into_iter().filter_map(mapping).collect()
+        found.sort_by_key(|mapping| (mapping.pages.start, mapping.space, mapping.range.start));
+        found
     }
 
-    /// How many mappings there are, in all spaces.
+    /// How many mappings there are, in all spaces. It looks at each space that maps the file.
     pub fn mapping_count(&self) -> usize {
-        self.mappings_index().len()
+        let mut count = 0;
+        self.for_each_tenant(&(0..u64::MAX), |tenant, at| count += tenant.count_at(at));
+        count
     }
 }

@@ -18,6 +18,7 @@ mod models;
 mod object;
 mod seals;
 mod sync;
+mod tenant;
 
 use std::fmt;
 use std::sync::Arc;
@@ -38,6 +39,7 @@ pub use self::object::{
 };
 pub use self::seals::{SealFileError, Seals};
 use self::sync::Seen;
+pub(crate) use self::tenant::Tenancies;
 use crate::addr::VmRange;
 use crate::huge::HugeFile;
 

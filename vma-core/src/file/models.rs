@@ -3,6 +3,7 @@
 //! Index, locks and the shootdown are the real ones. A space has one page: an entry behind a lock, which stands for a leaf of its
 //! tables. `.ci/loom` runs them as they are, and then once per planted fault, which they must find.
 
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use loom::sync::Mutex;
@@ -11,7 +12,7 @@ use loom::thread;
 use vma_rcu::shootdown::Shootdown;
 use vma_rcu::sync::planted;
 
-use super::{FileKind, FileObject, Mapper, Part};
+use super::{FileKind, FileObject, Index, Mapper, Part, Tenancies};
 use crate::addr::Pages;
 use crate::backend::paged::Frame;
 
@@ -23,6 +24,7 @@ const PART: Part = Part {
 
 /// A space that maps the first page of a file, or doesn't.
 struct Space {
+    tenancies: Tenancies,
     /// As the root of the tree: store-release, load-acquire.
     mapped: AtomicBool,
     /// Whether the page is in the table.
@@ -35,6 +37,7 @@ struct Space {
 impl Space {
     fn new() -> Arc<Self> {
         Arc::new(Space {
+            tenancies: Tenancies::default(),
             mapped: AtomicBool::new(false),
             entry: Mutex::new(false),
             shootdown: Shootdown::default(),
@@ -46,8 +49,14 @@ impl Space {
         Arc::downgrade(self) as _
     }
 
+    fn link<'f>(self: &Arc<Self>, file: &'f FileObject, part: Part) -> Option<Index<'f>> {
+        let parts = std::iter::once(part);
+        file.link(&self.tenancies, &|| self.weak(), parts, false)
+            .unwrap()
+    }
+
     fn map(self: &Arc<Self>, file: &FileObject) {
-        let link = || drop(file.link(&self.weak(), std::iter::once(PART)).unwrap());
+        let link = || drop(self.link(file, PART));
         if planted("late_link") {
             self.mapped.store(true, Ordering::Release);
             link();
@@ -73,7 +82,7 @@ impl Space {
         if !planted("early_unlink") {
             self.shootdown.invalidate();
         }
-        file.unlink(&self.weak(), std::iter::once(PART));
+        file.unlink(&self.tenancies, std::iter::once(PART));
         if planted("early_unlink") {
             self.shootdown.invalidate();
         }
@@ -82,7 +91,9 @@ impl Space {
 
 impl Mapper for Space {
     fn unmap_pages(&self, _: &FileObject, part: Part, _: bool) {
-        assert_eq!(part, PART);
+        if part.addr != PART.addr {
+            return;
+        }
         fence(Ordering::SeqCst);
         *self.entry.lock().unwrap() = false;
     }
@@ -122,11 +133,26 @@ fn model(preemptions: Option<usize>, f: impl Fn() + Send + Sync + 'static) {
     builder.check(f);
 }
 
-/// I1: either the walk finds the mapping, or who faults there sees that the file has let go of the page.
+/// I1: either the walk finds the mapping, or who faults there sees that the file has let go of the page. Where the space maps
+/// nothing of the file yet, where it's found for these pages already, and where it is for others.
 #[test]
 fn what_can_be_faulted_is_found_by_a_walk() {
-    model(Some(2), || {
+    for known in [None, Some(0..8), Some(5..6)] {
+        found_by_a_walk(known);
+    }
+}
+
+fn found_by_a_walk(known: Option<Range<u64>>) {
+    model(Some(2), move || {
         let (space, file) = (Space::new(), file());
+        let known = known.clone().map(|pages| Part {
+            first: pages.start,
+            end: pages.end,
+            addr: 0x10_0000,
+        });
+        if let Some(part) = known {
+            space.link(&file, part);
+        }
         let gone = Arc::new(AtomicBool::new(false));
         let mapper = {
             let (space, file) = (space.clone(), file.clone());
@@ -142,6 +168,9 @@ fn what_can_be_faulted_is_found_by_a_walk() {
         let is_there = *space.entry.lock().unwrap();
         assert!(!is_there, "a page past the end is mapped");
         space.unmap(&file);
+        if let Some(part) = known {
+            file.unlink(&space.tenancies, std::iter::once(part));
+        }
         assert_eq!(file.mapping_count(), 0);
     });
 }
@@ -197,5 +226,31 @@ fn two_spaces_enter_and_leave() {
         assert_eq!(file.mapping_count(), 1);
         one.unmap(&file);
         assert_eq!(file.mapping_count(), 0);
+    });
+}
+
+/// I2: a call that takes a space's last part away beside one of the same space that brings another.
+#[test]
+fn a_space_leaves_and_comes_back() {
+    model(Some(3), || {
+        let (space, file) = (Space::new(), file());
+        let later = Part {
+            first: 7,
+            end: 8,
+            addr: 0x9000,
+        };
+        space.link(&file, PART);
+        let leaving = {
+            let (space, file) = (space.clone(), file.clone());
+            thread::spawn(move || file.unlink(&space.tenancies, std::iter::once(PART)))
+        };
+        space.link(&file, later);
+        let found = file.mappings(7..8);
+        assert_eq!(found.len(), 1, "what has come is found");
+        leaving.join().unwrap();
+        assert_eq!(file.mappings(0..8), found);
+        file.unlink(&space.tenancies, std::iter::once(later));
+        assert_eq!(file.mapping_count(), 0);
+        assert!(file.mappings_index().is_vacant());
     });
 }

@@ -12,7 +12,7 @@ use crate::addr::Pages;
 use crate::backend::paged::{Frame, PAGE};
 use crate::backend::{Backend, FileUnmap};
 use crate::error::PublishError;
-use crate::file::{FileKind, FileObject, Index, Mapper, OpenFile, Part, SpaceId};
+use crate::file::{FileKind, FileObject, Index, Mapper, OpenFile, Part, SpaceId, Tenancies};
 use crate::flags::VmaFlags;
 use crate::vma::{Placed, Vma};
 
@@ -64,10 +64,6 @@ impl FileEdits {
         shown(vma).is_some()
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// Files side by side.
     fn sort(&mut self) {
         let object = Edit::object;
@@ -80,7 +76,7 @@ impl FileEdits {
     /// indexes are held until then.
     pub(super) fn link<'e, B: Backend>(
         &'e mut self,
-        core: &Arc<Core<B>>,
+        core: &'e Arc<Core<B>>,
         hold: bool,
     ) -> Result<Linked<'e>, PublishError> {
         self.sort();
@@ -88,7 +84,7 @@ impl FileEdits {
         let mut linked = Linked {
             held: SmallVec::new(),
             edits: &[],
-            space: core.weak(),
+            tenancies: &core.tenancies,
         };
         for of_file in edits.chunk_by(|a, b| a.object() == b.object()) {
             let parts = of_file
@@ -96,39 +92,33 @@ impl FileEdits {
                 .filter(|edit| edit.comes)
                 .map(|edit| edit.part);
             if parts.clone().next().is_some() {
-                let index = of_file[0].file.object().link(&linked.space, parts)?;
-                if hold {
-                    linked.held.push(index);
-                }
+                let object = of_file[0].file.object();
+                let index = object.link(&core.tenancies, &|| core.weak(), parts, hold)?;
+                linked.held.extend(index);
             }
             linked.edits = &edits[..linked.edits.len() + of_file.len()];
         }
         Ok(linked)
     }
 
-    /// Leaves what is to be removed.
-    pub(super) fn forget_new(&mut self) {
-        self.0.retain(|edit| !edit.comes);
-    }
-
-    /// More of the same.
-    pub(super) fn append(&mut self, other: FileEdits) {
-        self.0.extend(other.0);
+    /// Whether something goes.
+    pub(super) fn removes(&self) -> bool {
+        self.0.iter().any(|edit| !edit.comes)
     }
 
     /// Removes what goes. Files are let go of when this is dropped.
     pub(super) fn unlink<B: Backend>(&mut self, core: &Arc<Core<B>>) {
         self.sort();
-        unlink(&core.weak(), &self.0, false);
+        unlink(&core.tenancies, &self.0, false);
     }
 }
 
-fn unlink(space: &Weak<dyn Mapper>, edits: &[Edit], comes: bool) {
+fn unlink(tenancies: &Tenancies, edits: &[Edit], comes: bool) {
     for edits in edits.chunk_by(|a, b| a.object() == b.object()) {
         let of_kind = edits.iter().filter(|edit| edit.comes == comes);
         let mut parts = of_kind.map(|edit| edit.part).peekable();
         if parts.peek().is_some() {
-            edits[0].file.object().unlink(space, parts);
+            edits[0].file.object().unlink(tenancies, parts);
         }
     }
 }
@@ -138,7 +128,7 @@ pub(super) struct Linked<'e> {
     /// First: let go of before entries are taken back.
     held: SmallVec<[Index<'e>; 1]>,
     edits: &'e [Edit],
-    space: Weak<dyn Mapper>,
+    tenancies: &'e Tenancies,
 }
 
 impl Linked<'_> {
@@ -151,7 +141,7 @@ impl Linked<'_> {
 impl Drop for Linked<'_> {
     fn drop(&mut self) {
         self.held.clear();
-        unlink(&self.space, self.edits, true);
+        unlink(self.tenancies, self.edits, true);
     }
 }
 
@@ -190,14 +180,15 @@ pub(super) fn link_all<B: Backend>(
     core: &Arc<Core<B>>,
     view: View<'_, Vma>,
 ) -> Result<(), PublishError> {
-    let (parts, space) = (all(view, core.pages), core.weak());
+    let parts = all(view, core.pages);
     let mut done = 0;
     for of_file in parts.chunk_by(|a, b| std::ptr::eq(a.0, b.0)) {
-        if let Err(error) = of_file[0]
+        let of_it = of_file.iter().map(|(_, part)| *part);
+        let linked = of_file[0]
             .0
-            .link(&space, of_file.iter().map(|(_, part)| *part))
-        {
-            unlink_parts(&space, &parts[..done]);
+            .link(&core.tenancies, &|| core.weak(), of_it, false);
+        if let Err(error) = linked {
+            unlink_parts(&core.tenancies, &parts[..done]);
             return Err(error);
         }
         done += of_file.len();
@@ -207,14 +198,14 @@ pub(super) fn link_all<B: Backend>(
 
 /// Removes all mappings of a space that goes.
 pub(super) fn unlink_all<B: Backend>(core: &Arc<Core<B>>, view: View<'_, Vma>) {
-    unlink_parts(&core.weak(), &all(view, core.pages));
+    unlink_parts(&core.tenancies, &all(view, core.pages));
 }
 
-fn unlink_parts(space: &Weak<dyn Mapper>, parts: &[(&FileObject, Part)]) {
+fn unlink_parts(tenancies: &Tenancies, parts: &[(&FileObject, Part)]) {
     for of_file in parts.chunk_by(|a, b| std::ptr::eq(a.0, b.0)) {
         of_file[0]
             .0
-            .unlink(space, of_file.iter().map(|(_, part)| *part));
+            .unlink(tenancies, of_file.iter().map(|(_, part)| *part));
     }
 }
 

@@ -130,10 +130,10 @@ struct Work {
     hooks: Vec<HookEvent>,
     /// Ranges to be made present.
     populate: Vec<(u64, u64)>,
-    /// What is still in the indexes of files.
-    unlink: FileEdits,
+    /// What is still in the indexes of files, of each call's.
+    unlink: SmallVec<[FileEdits; 1]>,
     /// Files that are let go of with no lock held.
-    unlinked: FileEdits,
+    unlinked: SmallVec<[FileEdits; 1]>,
 }
 
 impl<B: Backend> After<B> {
@@ -153,10 +153,9 @@ impl<B: Backend> After<B> {
     }
 
     /// What a call has removed from files leaves their indexes when its pages are gone.
-    fn unlink_later(&mut self, mut edits: FileEdits) {
-        edits.forget_new();
-        if !edits.is_empty() {
-            self.work.get_or_insert_default().unlink.append(edits);
+    fn unlink_later(&mut self, edits: FileEdits) {
+        if edits.removes() {
+            self.work.get_or_insert_default().unlink.push(edits);
         }
     }
 
@@ -189,9 +188,9 @@ impl<B: Backend> After<B> {
 
 impl Work {
     fn unlink<B: Backend>(&mut self, space: &AddressSpace<B>) {
-        if !self.unlink.is_empty() {
-            self.unlink.unlink(&space.core);
-            self.unlinked.append(mem::take(&mut self.unlink));
+        for mut edits in self.unlink.drain(..) {
+            edits.unlink(&space.core);
+            self.unlinked.push(edits);
         }
     }
 
@@ -358,9 +357,9 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
         let published = prepared.and_then(|taken| match self.publish(changes) {
             Ok(followed) => Ok((taken, followed)),
             Err(error) => {
-                taken
-                    .into_iter()
-                    .for_each(|taken| core.backend.finish(taken));
+                if let Some(taken) = taken {
+                    core.backend.finish(taken);
+                }
                 Err(error)
             }
         });

@@ -93,6 +93,7 @@ use crate::addr::Pages;
 use crate::anon::AnonIds;
 use crate::backend::Backend;
 use crate::error::PublishError;
+use crate::file::Tenancies;
 use crate::flags::{MdweFlags, VmaFlags};
 use crate::limits::{ConfigError, SpaceConfig};
 use crate::vma::Vma;
@@ -147,6 +148,7 @@ struct Core<B: Backend> {
     tree: RangeTree<Vma>,
     backend: B,
     pages: Pages,
+    tenancies: Tenancies,
 }
 
 /// Protected by `AddressSpace::inner`.
@@ -261,6 +263,7 @@ impl<B: Backend> AddressSpace<B> {
         };
         AddressSpace {
             core: Arc::new(Core {
+                tenancies: Tenancies::default(),
                 tree,
                 backend,
                 pages: config.pages(),

@@ -4,9 +4,9 @@
 use super::node::{Directory, Leaf};
 
 /// Nodes of the first chunk.
-const FIRST: usize = if cfg!(test) { 2 } else { 8 };
+const FIRST: usize = 2;
 /// With all of them there is room for a hundred million entries.
-const CHUNKS: usize = 20;
+const CHUNKS: usize = 22;
 
 pub(crate) trait Node {
     fn vacant() -> Self;

@@ -87,10 +87,15 @@ impl<V> IntervalSet<V> {
 
     /// What has to be [added](Self::add) before so many entries can be inserted for certain; `None`: nothing.
     pub(crate) fn needs(&self, entries: usize) -> Option<Need> {
-        // Each splits a leaf and all above it at worst, and the root gets one above.
-        let directories = entries * (self.height as usize + 1);
+        let is_one_leaf = self.height == 0 && self.len + entries <= LEAF;
+        let (leaves, directories) = if is_one_leaf {
+            (usize::from(self.len == 0), 0)
+        } else {
+            // Each splits a leaf and all above it at worst, and the root gets one above.
+            (entries + 1, entries * (self.height as usize + 1))
+        };
         self.leaves
-            .needs(entries + 1, Need::leaves)
+            .needs(leaves, Need::leaves)
             .or_else(|| self.directories.needs(directories, Need::directories))
     }
 
@@ -333,6 +338,11 @@ impl Cursor {
         Cursor(Some(interval.key()))
     }
 
+    /// Whether an entry is still ahead.
+    pub(crate) fn is_before(self, interval: Interval) -> bool {
+        self.0.is_none_or(|key| interval.key() > key)
+    }
+
     pub(crate) fn is_at(self, interval: Interval) -> bool {
         self.0 == Some(interval.key())
     }
@@ -358,7 +368,7 @@ impl<V, F: FnMut(Interval, &V) -> ControlFlow<()>> Walk<'_, V, F> {
             if is_seen || directory.ends[at] <= self.first {
                 continue;
             }
-            if at > 0 && Interval::of(directory.separators[at], 0).first >= self.end {
+            if at > 0 && directory.first(at) >= self.end {
                 return ControlFlow::Break(());
             }
             self.below(directory.children[at], height - 1)?;

@@ -4,18 +4,35 @@ use super::arena::Node;
 use super::{FAN, Interval, Key, LEAF};
 
 /// Entries, in no order: so one that comes goes behind the others, and one that goes leaves its place to the last. Walks sort them.
+///
+/// One is looked for by a byte of a hash of its key. So most keys aren't touched, which in a large set are all in other lines of memory.
 #[derive(Debug)]
 pub(crate) struct Leaf<V> {
     pub(super) len: usize,
+    tags: [u8; TAGS],
     pub(super) keys: [Key; LEAF],
     pub(super) ends: [u64; LEAF],
     pub(super) values: [Option<V>; LEAF],
+}
+
+/// Whole words of eight.
+const TAGS: usize = LEAF.next_multiple_of(8);
+
+fn first_of(key: Key) -> u64 {
+    (key >> 64) as u64
+}
+
+fn tag(key: Key) -> u8 {
+    let mixed = (first_of(key) ^ key as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed >> 56) as u8
 }
 
 /// Children in order.
 #[derive(Debug)]
 pub(crate) struct Directory {
     pub(super) len: usize,
+    /// The separators' first pages, which mostly suffice: half as much to be read.
+    firsts: [u64; FAN],
     pub(super) separators: [Key; FAN],
     pub(super) ends: [u64; FAN],
     pub(super) children: [u32; FAN],
@@ -33,6 +50,7 @@ impl<V> Node for Leaf<V> {
     fn vacant() -> Self {
         Leaf {
             len: 0,
+            tags: [0; TAGS],
             keys: [0; LEAF],
             ends: [0; LEAF],
             values: [const { None }; LEAF],
@@ -44,6 +62,7 @@ impl Node for Directory {
     fn vacant() -> Self {
         Directory {
             len: 0,
+            firsts: [0; FAN],
             separators: [0; FAN],
             ends: [0; FAN],
             children: [0; FAN],
@@ -57,6 +76,7 @@ fn greatest(ends: &[u64]) -> u64 {
 
 impl<V> Leaf<V> {
     fn push(&mut self, key: Key, end: u64, value: Option<V>) {
+        self.tags[self.len] = tag(key);
         self.keys[self.len] = key;
         self.ends[self.len] = end;
         self.values[self.len] = value;
@@ -68,20 +88,39 @@ impl<V> Leaf<V> {
     }
 
     pub(super) fn remove(&mut self, interval: Interval, is: &impl Fn(&V) -> bool) -> Option<V> {
-        let key = interval.key();
-        let at = (0..self.len).find(|at| {
-            self.keys[*at] == key
-                && self.ends[*at] == interval.end
-                && self.values[*at].as_ref().is_some_and(is)
-        })?;
+        let at = self.find(interval, is)?;
         self.len -= 1;
         let value = self.values[at].take();
         if at < self.len {
+            self.tags[at] = self.tags[self.len];
             self.keys[at] = self.keys[self.len];
             self.ends[at] = self.ends[self.len];
             self.values[at] = self.values[self.len].take();
         }
         value
+    }
+
+    fn find(&self, interval: Interval, is: &impl Fn(&V) -> bool) -> Option<usize> {
+        const ONES: u64 = 0x0101_0101_0101_0101;
+        const TOPS: u64 = ONES << 7;
+        let (key, pattern) = (interval.key(), u64::from(tag(interval.key())) * ONES);
+        for (word, tags) in self.tags.as_chunks().0.iter().enumerate() {
+            let differing = u64::from_le_bytes(*tags) ^ pattern;
+            // The top bits of bytes that are 0, and perhaps of some above the lowest of those.
+            let mut zeros = differing.wrapping_sub(ONES) & !differing & TOPS;
+            while zeros != 0 {
+                let at = word * 8 + zeros.trailing_zeros() as usize / 8;
+                if at < self.len
+                    && self.keys[at] == key
+                    && self.ends[at] == interval.end
+                    && self.values[at].as_ref().is_some_and(is)
+                {
+                    return Some(at);
+                }
+                zeros &= zeros - 1;
+            }
+        }
+        None
     }
 
     pub(super) fn append(&mut self, from: &mut Self) {
@@ -102,6 +141,7 @@ impl<V> Leaf<V> {
         for at in 0..old {
             let (key, end, value) = (self.keys[at], self.ends[at], self.values[at].take());
             if (key, at) < middle {
+                self.tags[kept] = tag(key);
                 self.keys[kept] = key;
                 self.ends[kept] = end;
                 self.values[kept] = value;
@@ -131,13 +171,23 @@ fn pull<T: Copy>(items: &mut [T], len: usize, at: usize) {
 }
 
 impl Directory {
-    /// The last child whose separator isn't above a key.
+    /// The last child whose separator isn't above a key; the first one's isn't asked, since it may have been that of another.
     pub(super) fn place(&self, key: Key) -> usize {
-        let above = self.separators[..self.len].partition_point(|other| *other <= key);
-        above.saturating_sub(1)
+        let first = first_of(key);
+        let (firsts, separators) = (&self.firsts[1..self.len], &self.separators[1..self.len]);
+        let less: usize = firsts.iter().map(|other| usize::from(*other < first)).sum();
+        let alike = firsts[less..].iter().take_while(|other| **other == first);
+        let ties = alike.zip(&separators[less..]);
+        less + ties.take_while(|(_, other)| **other <= key).count()
+    }
+
+    /// Where the walk of a range ends: from here on children begin behind it.
+    pub(super) fn first(&self, at: usize) -> u64 {
+        self.firsts[at]
     }
 
     pub(super) fn insert(&mut self, at: usize, child: Child) {
+        put(&mut self.firsts, self.len, at, first_of(child.separator));
         put(&mut self.separators, self.len, at, child.separator);
         put(&mut self.ends, self.len, at, child.end);
         put(&mut self.children, self.len, at, child.id);
@@ -145,6 +195,7 @@ impl Directory {
     }
 
     pub(super) fn remove(&mut self, at: usize) {
+        pull(&mut self.firsts, self.len, at);
         pull(&mut self.separators, self.len, at);
         pull(&mut self.ends, self.len, at);
         pull(&mut self.children, self.len, at);
@@ -155,7 +206,9 @@ impl Directory {
     pub(super) fn append(&mut self, from: &mut Self, separator: Key) {
         // That of its first child isn't one.
         from.separators[0] = separator;
+        from.firsts[0] = first_of(separator);
         let (to, count) = (self.len..self.len + from.len, from.len);
+        self.firsts[to.clone()].copy_from_slice(&from.firsts[..count]);
         self.separators[to.clone()].copy_from_slice(&from.separators[..count]);
         self.ends[to.clone()].copy_from_slice(&from.ends[..count]);
         self.children[to].copy_from_slice(&from.children[..count]);
@@ -167,6 +220,7 @@ impl Directory {
     pub(super) fn split(&mut self, into: &mut Self) {
         let from = self.len / 2..self.len;
         let count = from.len();
+        into.firsts[..count].copy_from_slice(&self.firsts[from.clone()]);
         into.separators[..count].copy_from_slice(&self.separators[from.clone()]);
         into.ends[..count].copy_from_slice(&self.ends[from.clone()]);
         into.children[..count].copy_from_slice(&self.children[from.clone()]);
