@@ -145,8 +145,15 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// [`ConfigError`]: the backend can't do this page size, or memory runs out.
     fn attach(&self, domain: &Domain, config: &SpaceConfig) -> Result<(), ConfigError>;
 
+    /// Whether something may be behind a range, or be kept ready for it, so that it's worth looking for what is free around it. The
+    /// space's lock is held exclusively.
+    fn may_hold(&self, start: u64, end: u64) -> bool {
+        let _ = (start, end);
+        true
+    }
+
     /// Does what can fail of changes that are about to be published. The space's lock is held exclusively. `holes` says for each
-    /// [`Zap`](PageChange::Zap), in their order, what is free around it afterwards, itself included. `mapped` are the ranges that
+    /// [`Zap`](PageChange::Zap), in their order, what is free around it afterwards, itself included; at least itself. `mapped` are the ranges that
     /// mappings have afterwards, as far as they change. `None` if there is nothing to be done about it: neither
     /// [`commit`](Self::commit) nor [`finish`](Self::finish) is called then.
     ///

@@ -83,7 +83,7 @@ pub use self::frame::{Frame, FrameAllocator, FrameHead, NewFrame, PageBytes};
 use self::pending::Pending;
 pub use self::pool::{FramePool, PoolStats};
 pub use self::table::Resident;
-use self::table::{NoMemory, Tables};
+use self::table::{LEAF_BYTES, NoMemory, Tables};
 use super::{Backend, Fault, Faulted, FileUnmap, Inherited, PageChange};
 use crate::error::PublishError;
 use crate::file::FileObjectBuilder;
@@ -258,6 +258,12 @@ impl Backend for Paged {
         let state = State::try_new(domain, config.task_size, self.table_limit)
             .ok_or(ConfigError::Backend)?;
         self.state.set(state).map_err(|_| ConfigError::Backend)
+    }
+
+    fn may_hold(&self, start: u64, end: u64) -> bool {
+        let tables = &self.state().tables;
+        let is_in_one_leaf = start / LEAF_BYTES == (end - 1) / LEAF_BYTES;
+        !is_in_one_leaf || self.state().walk(|| tables.look(start).is_some())
     }
 
     fn prepare(
