@@ -13,7 +13,7 @@ use super::{FileObject, SpaceId};
 use crate::error::PublishError;
 
 /// Parts that are kept in a list; more are in a tree.
-const FEW: usize = if cfg!(test) { 2 } else { 8 };
+const FEW: usize = if cfg!(test) { 2 } else { 6 };
 /// Parts that a walk looks at before it lets the lock go.
 const BATCH: usize = if cfg!(test) { 2 } else { 32 };
 
@@ -36,8 +36,8 @@ pub(super) type Entries = (Arc<Tenant>, Segments);
 
 struct Parts {
     few: SmallVec<[Part; FEW]>,
-    /// All of them, once there were more than few.
-    many: Option<IntervalSet<()>>,
+    /// All of them, in one set, once there were more than few.
+    many: Vec<IntervalSet<()>>,
     segments: Segments,
     /// It's on its way out of the index. Who maps the file now is another tenant.
     is_gone: bool,
@@ -63,29 +63,33 @@ impl Parts {
     fn new() -> Self {
         Parts {
             few: SmallVec::new(),
-            many: None,
+            many: Vec::new(),
             segments: SmallVec::new(),
             is_gone: false,
         }
     }
 
     fn len(&self) -> usize {
-        let many = self.many.as_ref().map_or(0, IntervalSet::len);
+        let many = self.many.first().map_or(0, IntervalSet::len);
         self.few.len() + many
     }
 
     /// Room for some more.
     fn reserve(&mut self, count: usize) -> Result<(), PublishError> {
         self.segments.try_reserve(2).map_err(no_memory)?;
-        if self.many.is_none() && self.few.len() + count <= FEW {
+        if self.many.is_empty() && self.few.len() + count <= FEW {
             return Ok(());
         }
-        let is_new = self.many.is_none();
-        let many = self.many.get_or_insert_with(IntervalSet::new);
+        let is_new = self.many.is_empty();
+        if is_new {
+            self.many.try_reserve_exact(1).map_err(no_memory)?;
+            self.many.push(IntervalSet::new());
+        }
+        let many = &mut self.many[0];
         while let Some(need) = many.needs(self.few.len() + count) {
             let Some(chunk) = need.allocate() else {
                 if is_new {
-                    self.many = None;
+                    self.many.clear();
                 }
                 return Err(PublishError::NoMemory);
             };
@@ -99,14 +103,14 @@ impl Parts {
 
     /// There is room.
     fn insert(&mut self, part: Part) {
-        match &mut self.many {
+        match self.many.first_mut() {
             None => self.few.push(part),
             Some(many) => many.insert(interval(part), ()),
         }
     }
 
     fn remove(&mut self, part: Part) -> bool {
-        if let Some(many) = &mut self.many {
+        if let Some(many) = self.many.first_mut() {
             return many.remove(interval(part), |()| true).is_some();
         }
         let at = self.few.iter().position(|other| *other == part);
@@ -152,7 +156,7 @@ impl Parts {
             ControlFlow::Continue(())
         };
         let overlap = |part: &&Part| part.first < pages.end && part.end > pages.start;
-        if let Some(many) = &self.many {
+        if let Some(many) = self.many.first() {
             many.overlapping((pages.start, pages.end), from, |key, ()| see(key));
         } else {
             let mut few: SmallVec<[Part; FEW]> = self.few.iter().filter(overlap).copied().collect();

@@ -45,14 +45,6 @@ impl Interval {
     fn key(self) -> Key {
         Key::from(self.first) << 64 | Key::from(self.tie)
     }
-
-    fn of(key: Key, end: u64) -> Self {
-        Interval {
-            first: (key >> 64) as u64,
-            tie: key as u64,
-            end,
-        }
-    }
 }
 
 /// First page and tie, as one number: two instructions compare it.
@@ -155,7 +147,9 @@ impl<V> IntervalSet<V> {
         }
         let directory = self.directories.get_mut(id);
         let at = directory.place(interval.key());
-        directory.ends[at] = directory.ends[at].max(interval.end);
+        if directory.ends[at] < interval.end {
+            directory.ends[at] = interval.end;
+        }
         let child = directory.children[at];
         let new = self.insert_below(child, height - 1, interval, value)?;
         // What was moved away may have had the greatest end.
@@ -183,7 +177,7 @@ impl<V> IntervalSet<V> {
 
     fn insert_into(&mut self, id: u32, interval: Interval, value: V) -> Option<Child> {
         let leaf = self.leaves.get_mut(id);
-        if leaf.len < LEAF {
+        if leaf.len() < LEAF {
             leaf.insert(interval, value);
             return None;
         }
@@ -253,7 +247,7 @@ impl<V> IntervalSet<V> {
 
     fn count(&self, id: u32, height: u32) -> usize {
         if height == 0 {
-            self.leaves.get(id).len
+            self.leaves.get(id).len()
         } else {
             self.directories.get(id).len
         }
@@ -379,18 +373,17 @@ impl<V, F: FnMut(Interval, &V) -> ControlFlow<()>> Walk<'_, V, F> {
     fn leaf(&mut self, id: u32) -> ControlFlow<()> {
         let leaf = self.set.leaves.get(id);
         let (mut found, mut count) = ([(0, 0); LEAF], 0);
-        for at in 0..leaf.len {
-            let interval = Interval::of(leaf.keys[at], leaf.ends[at]);
-            let is_ahead = self.after.is_none_or(|after| leaf.keys[at] > after);
+        for (at, (interval, _)) in leaf.entries().enumerate() {
+            let is_ahead = self.after.is_none_or(|after| interval.key() > after);
             if is_ahead && interval.first < self.end && interval.end > self.first {
-                found[count] = (leaf.keys[at], at);
+                found[count] = (interval.key(), at);
                 count += 1;
             }
         }
         found[..count].sort_unstable();
-        for (key, at) in &found[..count] {
-            if let Some(value) = &leaf.values[*at] {
-                (self.f)(Interval::of(*key, leaf.ends[*at]), value)?;
+        for (_, at) in &found[..count] {
+            if let Some((interval, value)) = leaf.get(*at) {
+                (self.f)(interval, value)?;
             }
         }
         ControlFlow::Continue(())

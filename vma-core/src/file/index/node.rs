@@ -1,22 +1,44 @@
 //! The nodes, each by itself.
 
+use std::mem;
+
 use super::arena::Node;
 use super::{FAN, Interval, Key, LEAF};
 
 /// Entries, in no order: so one that comes goes behind the others, and one that goes leaves its place to the last. Walks sort them.
 ///
-/// One is looked for by a byte of a hash of its key. So most keys aren't touched, which in a large set are all in other lines of memory.
+/// One is looked for by a byte of a hash of its key. In a large set each line of memory has to be fetched: two are enough, the one with
+/// the tags and that of the entry.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(crate) struct Leaf<V> {
-    pub(super) len: usize,
+    len: u8,
     tags: [u8; TAGS],
-    pub(super) keys: [Key; LEAF],
-    pub(super) ends: [u64; LEAF],
-    pub(super) values: [Option<V>; LEAF],
+    entries: [Entry<V>; LEAF],
+}
+
+#[derive(Debug)]
+#[repr(align(32))]
+struct Entry<V> {
+    interval: Interval,
+    value: Option<V>,
+}
+
+impl<V> Entry<V> {
+    const VACANT: Self = Entry {
+        interval: Interval {
+            first: 0,
+            tie: 0,
+            end: 0,
+        },
+        value: None,
+    };
 }
 
 /// Whole words of eight.
 const TAGS: usize = LEAF.next_multiple_of(8);
+
+const _: () = assert!(LEAF <= u8::MAX as usize);
 
 fn first_of(key: Key) -> u64 {
     (key >> 64) as u64
@@ -29,6 +51,7 @@ fn tag(key: Key) -> u8 {
 
 /// Children in order.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(crate) struct Directory {
     pub(super) len: usize,
     /// The separators' first pages, which mostly suffice: half as much to be read.
@@ -51,9 +74,7 @@ impl<V> Node for Leaf<V> {
         Leaf {
             len: 0,
             tags: [0; TAGS],
-            keys: [0; LEAF],
-            ends: [0; LEAF],
-            values: [const { None }; LEAF],
+            entries: [const { Entry::VACANT }; LEAF],
         }
     }
 }
@@ -70,50 +91,69 @@ impl Node for Directory {
     }
 }
 
-fn greatest(ends: &[u64]) -> u64 {
-    ends.iter().copied().max().unwrap_or(0)
-}
-
 impl<V> Leaf<V> {
-    fn push(&mut self, key: Key, end: u64, value: Option<V>) {
-        self.tags[self.len] = tag(key);
-        self.keys[self.len] = key;
-        self.ends[self.len] = end;
-        self.values[self.len] = value;
+    pub(super) fn len(&self) -> usize {
+        self.len.into()
+    }
+
+    /// Those that there are.
+    pub(super) fn entries(&self) -> impl Iterator<Item = (Interval, &V)> {
+        let entries = self.entries[..self.len()].iter();
+        entries.filter_map(|entry| Some((entry.interval, entry.value.as_ref()?)))
+    }
+
+    /// One by its place in [`entries`](Self::entries).
+    pub(super) fn get(&self, at: usize) -> Option<(Interval, &V)> {
+        let entry = &self.entries[at];
+        Some((entry.interval, entry.value.as_ref()?))
+    }
+
+    fn put(&mut self, at: usize, entry: Entry<V>) {
+        self.tags[at] = tag(entry.interval.key());
+        self.entries[at] = entry;
+    }
+
+    fn take(&mut self, at: usize) -> Entry<V> {
+        mem::replace(&mut self.entries[at], Entry::VACANT)
+    }
+
+    fn push(&mut self, entry: Entry<V>) {
+        self.put(self.len(), entry);
         self.len += 1;
     }
 
     pub(super) fn insert(&mut self, interval: Interval, value: V) {
-        self.push(interval.key(), interval.end, Some(value));
+        self.push(Entry {
+            interval,
+            value: Some(value),
+        });
     }
 
     pub(super) fn remove(&mut self, interval: Interval, is: &impl Fn(&V) -> bool) -> Option<V> {
         let at = self.find(interval, is)?;
         self.len -= 1;
-        let value = self.values[at].take();
-        if at < self.len {
-            self.tags[at] = self.tags[self.len];
-            self.keys[at] = self.keys[self.len];
-            self.ends[at] = self.ends[self.len];
-            self.values[at] = self.values[self.len].take();
+        let last = self.take(self.len());
+        if at == self.len() {
+            return last.value;
         }
+        let value = self.entries[at].value.take();
+        self.put(at, last);
         value
     }
 
     fn find(&self, interval: Interval, is: &impl Fn(&V) -> bool) -> Option<usize> {
         const ONES: u64 = 0x0101_0101_0101_0101;
         const TOPS: u64 = ONES << 7;
-        let (key, pattern) = (interval.key(), u64::from(tag(interval.key())) * ONES);
+        let pattern = u64::from(tag(interval.key())) * ONES;
         for (word, tags) in self.tags.as_chunks().0.iter().enumerate() {
             let differing = u64::from_le_bytes(*tags) ^ pattern;
             // The top bits of bytes that are 0, and perhaps of some above the lowest of those.
             let mut zeros = differing.wrapping_sub(ONES) & !differing & TOPS;
             while zeros != 0 {
                 let at = word * 8 + zeros.trailing_zeros() as usize / 8;
-                if at < self.len
-                    && self.keys[at] == key
-                    && self.ends[at] == interval.end
-                    && self.values[at].as_ref().is_some_and(is)
+                if at < self.len()
+                    && self.entries[at].interval == interval
+                    && self.entries[at].value.as_ref().is_some_and(is)
                 {
                     return Some(at);
                 }
@@ -124,38 +164,35 @@ impl<V> Leaf<V> {
     }
 
     pub(super) fn append(&mut self, from: &mut Self) {
-        for at in 0..from.len {
-            self.push(from.keys[at], from.ends[at], from.values[at].take());
+        for at in 0..from.len() {
+            let entry = from.take(at);
+            self.push(entry);
         }
         from.len = 0;
     }
 
     /// The upper half goes into an empty one. The least key of that.
     pub(super) fn split(&mut self, into: &mut Self) -> Key {
-        let mut order: [(Key, usize); LEAF] = std::array::from_fn(|at| (self.keys[at], at));
-        let order = &mut order[..self.len];
-        let (_, middle, _) = order.select_nth_unstable(self.len / 2);
+        let mut order: [(Key, usize); LEAF] =
+            std::array::from_fn(|at| (self.entries[at].interval.key(), at));
+        let order = &mut order[..self.len()];
+        let (_, middle, _) = order.select_nth_unstable(self.len() / 2);
         let middle = *middle;
-        let (old, mut kept) = (self.len, 0);
-        self.len = 0;
-        for at in 0..old {
-            let (key, end, value) = (self.keys[at], self.ends[at], self.values[at].take());
-            if (key, at) < middle {
-                self.tags[kept] = tag(key);
-                self.keys[kept] = key;
-                self.ends[kept] = end;
-                self.values[kept] = value;
-                kept += 1;
+        let old = mem::take(&mut self.len);
+        for at in 0..old.into() {
+            let entry = self.take(at);
+            if (entry.interval.key(), at) < middle {
+                self.push(entry);
             } else {
-                into.push(key, end, value);
+                into.push(entry);
             }
         }
-        self.len = kept;
         middle.0
     }
 
     pub(super) fn greatest_end(&self) -> u64 {
-        greatest(&self.ends[..self.len])
+        let entries = self.entries[..self.len()].iter();
+        entries.map(|entry| entry.interval.end).max().unwrap_or(0)
     }
 }
 
@@ -228,6 +265,6 @@ impl Directory {
     }
 
     pub(super) fn greatest_end(&self) -> u64 {
-        greatest(&self.ends[..self.len])
+        self.ends[..self.len].iter().copied().max().unwrap_or(0)
     }
 }

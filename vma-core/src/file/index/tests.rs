@@ -16,12 +16,12 @@ impl<V> IntervalSet<V> {
         let bounds = (0, Key::MAX);
         let mut visit = |leaf: &Leaf<V>, (low, high): (Key, Key)| {
             leaves += 1;
-            entries += leaf.len;
+            entries += leaf.len();
             for at in 0..LEAF {
-                assert_eq!(leaf.values[at].is_some(), at < leaf.len);
+                assert_eq!(leaf.get(at).is_some(), at < leaf.len());
             }
-            for key in &leaf.keys[..leaf.len] {
-                assert!(low <= *key && *key <= high, "X1, X2");
+            for (interval, _) in leaf.entries() {
+                assert!(low <= interval.key() && interval.key() <= high, "X1, X2");
             }
         };
         self.check_below(self.root, self.height, bounds, &mut visit, &mut directories);
