@@ -1,11 +1,11 @@
 //! What one space maps of one file.
 
 use std::ops::{ControlFlow, Range};
-use std::ptr;
 use std::sync::{Arc, Weak};
+use std::{mem, ptr};
 
 use smallvec::SmallVec;
-use vma_rcu::sync::{Mutex, MutexGuard, planted};
+use vma_rcu::sync::{Mutex, planted};
 
 use super::index::{Cursor, Interval, IntervalSet};
 use super::mappings::{Mapper, Part};
@@ -39,8 +39,6 @@ struct Parts {
     /// All of them, in one set, once there were more than few.
     many: Vec<IntervalSet<()>>,
     segments: Segments,
-    /// It's on its way out of the index. Who maps the file now is another tenant.
-    is_gone: bool,
 }
 
 fn interval(part: Part) -> Interval {
@@ -65,7 +63,6 @@ impl Parts {
             few: SmallVec::new(),
             many: Vec::new(),
             segments: SmallVec::new(),
-            is_gone: false,
         }
     }
 
@@ -178,13 +175,6 @@ fn no_memory<E>(_: E) -> PublishError {
 }
 
 impl Tenant {
-    fn new(space: Weak<dyn Mapper>) -> Self {
-        Tenant {
-            space,
-            parts: Mutex::new(Parts::new()),
-        }
-    }
-
     pub(super) fn space_id(&self) -> SpaceId {
         SpaceId::of_weak(&self.space)
     }
@@ -215,7 +205,9 @@ impl Tenant {
     }
 }
 
-/// The files that a space maps: its tenant of each.
+/// The files that a space maps: its tenant of each, which has parts. By address of the file, in order.
+///
+/// A call changes its tenants with this locked, so that none is found here that is on its way out.
 pub(crate) struct Tenancies(Mutex<Vec<(usize, Arc<Tenant>)>>);
 
 impl Default for Tenancies {
@@ -224,53 +216,12 @@ impl Default for Tenancies {
     }
 }
 
+fn place(list: &[(usize, Arc<Tenant>)], file: &FileObject) -> Result<usize, usize> {
+    let address = ptr::from_ref(file).addr();
+    list.binary_search_by_key(&address, |(address, _)| *address)
+}
+
 impl Tenancies {
-    /// A new one, in place of one that is gone.
-    fn enter(
-        &self,
-        file: &FileObject,
-        space: Weak<dyn Mapper>,
-    ) -> Result<Arc<Tenant>, PublishError> {
-        let tenant = Arc::new(Tenant::new(space));
-        let mut list = self.0.lock();
-        let old = match place(&list, file) {
-            Ok(at) => Some(std::mem::replace(&mut list[at].1, Arc::clone(&tenant))),
-            Err(at) => {
-                list.try_reserve(1).map_err(no_memory)?;
-                list.insert(at, (ptr::from_ref(file).addr(), Arc::clone(&tenant)));
-                None
-            }
-        };
-        drop(list);
-        drop(old);
-        Ok(tenant)
-    }
-
-    fn forget(&self, file: &FileObject, tenant: &Arc<Tenant>) {
-        let mut list = self.0.lock();
-        if let Ok(at) = place(&list, file)
-            && Arc::ptr_eq(&list[at].1, tenant)
-        {
-            // The caller has another one.
-            list.remove(at);
-        }
-    }
-
-    /// The tenant of a file, locked, if it isn't gone.
-    fn with<R>(
-        &self,
-        file: &FileObject,
-        f: impl FnOnce(&Arc<Tenant>, MutexGuard<'_, Parts>) -> R,
-    ) -> Option<R> {
-        let list = self.0.lock();
-        let (_, tenant) = &list[place(&list, file).ok()?];
-        let parts = tenant.parts.lock();
-        if parts.is_gone && !planted("no_look_at_gone") {
-            return None;
-        }
-        Some(f(tenant, parts))
-    }
-
     /// Notes parts of a file; what has to be entered in the index so that they are found, if anything. On an error none is there.
     pub(super) fn add(
         &self,
@@ -280,53 +231,66 @@ impl Tenancies {
     ) -> Result<Option<Entries>, PublishError> {
         let of_all = |all: Segment, part: Part| (all.0.min(part.first), all.1.max(part.end));
         let all = new.clone().fold((u64::MAX, 0), of_all);
-        let add = |tenant: &Arc<Tenant>, mut parts: MutexGuard<'_, Parts>| {
+        let add = |parts: &mut Parts| -> Result<Segments, PublishError> {
             parts.reserve(new.clone().count())?;
             new.clone().for_each(|part| parts.insert(part));
-            let segments = parts.cover(all);
-            Ok((!segments.is_empty()).then(|| (Arc::clone(tenant), segments)))
+            Ok(parts.cover(all))
         };
-        if let Some(added) = self.with(file, add) {
-            return added;
+        let mut list = self.0.lock();
+        match place(&list, file) {
+            Ok(at) => {
+                let tenant = &list[at].1;
+                let segments = add(&mut tenant.parts.lock())?;
+                Ok((!segments.is_empty()).then(|| (Arc::clone(tenant), segments)))
+            }
+            Err(at) => {
+                list.try_reserve(1).map_err(no_memory)?;
+                let mut parts = Parts::new();
+                let segments = add(&mut parts)?;
+                let tenant = Arc::new(Tenant {
+                    space: space(),
+                    parts: Mutex::new(parts),
+                });
+                let address = ptr::from_ref(file).addr();
+                list.insert(at, (address, Arc::clone(&tenant)));
+                Ok(Some((tenant, segments)))
+            }
         }
-        let tenant = self.enter(file, space())?;
-        let added = add(&tenant, tenant.parts.lock());
-        if added.is_err() {
-            self.forget(file, &tenant);
-        }
-        added
     }
 
     /// Segments couldn't be entered.
     pub(super) fn uncover(&self, file: &FileObject, segments: &Segments) {
-        self.with(file, |_, mut parts| {
+        let list = self.0.lock();
+        if let Ok(at) = place(&list, file) {
+            let mut parts = list[at].1.parts.lock();
             parts.segments.retain(|segment| !segments.contains(segment));
-        });
+        }
     }
 
-    /// Takes parts away. When they were the last ones the tenant is gone, and what is to be taken out of the index.
+    /// Takes parts away. When they were the last ones the tenant goes: what is to be taken out of the index.
     pub(super) fn remove(
         &self,
         file: &FileObject,
         old: impl Iterator<Item = Part>,
     ) -> Option<Entries> {
-        let gone = self.with(file, |tenant, mut parts| {
-            for part in old {
-                let removed = parts.remove(part);
-                debug_assert!(removed, "{part:?} was linked");
-            }
-            parts.is_gone = parts.len() == 0;
-            let gone = parts.is_gone.then(|| std::mem::take(&mut parts.segments));
-            gone.map(|segments| (Arc::clone(tenant), segments))
-        });
-        debug_assert!(gone.is_some(), "it was linked");
-        let (tenant, segments) = gone??;
-        self.forget(file, &tenant);
+        let mut list = self.0.lock();
+        let at = place(&list, file).ok();
+        debug_assert!(at.is_some(), "it was linked");
+        let mut parts = list[at?].1.parts.lock();
+        for part in old {
+            let removed = parts.remove(part);
+            debug_assert!(removed, "{part:?} was linked");
+        }
+        if parts.len() > 0 {
+            return None;
+        }
+        let segments = mem::take(&mut parts.segments);
+        drop(parts);
+        if planted("late_forget") {
+            drop(list);
+            list = self.0.lock();
+        }
+        let (_, tenant) = list.remove(at?);
         Some((tenant, segments))
     }
-}
-
-fn place(list: &[(usize, Arc<Tenant>)], file: &FileObject) -> Result<usize, usize> {
-    let address = ptr::from_ref(file).addr();
-    list.binary_search_by_key(&address, |(address, _)| *address)
 }

@@ -134,6 +134,16 @@ impl<V> IntervalSet<V> {
         }
     }
 
+    /// Whether something below ends there, which nothing below is beyond.
+    fn has_end(&self, id: u32, height: u32, end: u64) -> bool {
+        if height == 0 {
+            let mut entries = self.leaves.get(id).entries();
+            entries.any(|(interval, _)| interval.end == end)
+        } else {
+            self.directories.get(id).has_end(end)
+        }
+    }
+
     /// Inserts below a node, which is split if it has to be: the new one is returned.
     fn insert_below(
         &mut self,
@@ -237,7 +247,9 @@ impl<V> IntervalSet<V> {
             at -= 1;
         };
         let child = self.directories.get(id).children[at];
-        if self.directories.get(id).ends[at] == interval.end {
+        if self.directories.get(id).ends[at] == interval.end
+            && !self.has_end(child, height - 1, interval.end)
+        {
             let end = self.greatest_end(child, height - 1);
             self.directories.get_mut(id).ends[at] = end;
         }

@@ -264,6 +264,10 @@ impl Directory {
         (self.len, into.len) = (from.start, count);
     }
 
+    pub(super) fn has_end(&self, end: u64) -> bool {
+        self.ends[..self.len].contains(&end)
+    }
+
     pub(super) fn greatest_end(&self) -> u64 {
         self.ends[..self.len].iter().copied().max().unwrap_or(0)
     }
