@@ -8,6 +8,9 @@
 //! | before | under the lock of the file's index, as in Linux before 6.6 (`SpaceConfig::publish_under_index_lock`) |
 //! | after | outside of it: the default |
 //!
+//! The index is the same both times: a file knows its tenants, and each tenant its parts, which are noted under a lock of the space's own.
+//! So what is seen to before is the publish alone, not the insertion of the interval, which Linux had under that lock as well.
+//!
 //! What runs is the start and exit of a program with seven libraries, again and again, each in a new space, on ten files that
 //! 160 other spaces map all the time. Each thread has a reclamation domain of its own: threads share the files and nothing else.
 //!
