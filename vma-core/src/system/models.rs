@@ -245,6 +245,8 @@ fn a_dup_that_gives_up_leaves_both_locks() {
 struct Busy<'s> {
     /// Whether the dup has the semaphore, or asks for it.
     has_dups: &'s Cell<bool>,
+    /// How often the dup sleeps before it gives up.
+    patience: Cell<u32>,
 }
 
 impl Either for Busy<'_> {
@@ -252,6 +254,8 @@ impl Either for Busy<'_> {
 
     fn sleep(&self) -> Result<(), GaveUp> {
         assert!(!self.has_dups.get(), "it sleeps on one and holds the other");
+        let left = self.patience.get().checked_sub(1);
+        self.patience.set(left.ok_or(GaveUp::Cancelled)?);
         Ok(())
     }
 
@@ -280,35 +284,51 @@ impl<'s> Either for Noted<'s> {
     }
 }
 
+/// A dup of that parent beside as many registrations: how many turns it took.
+fn dup_of_busy(registrations: u32, patience: u32) -> Result<u32, GaveUp> {
+    let dups = Arc::new(PercpuRwSemaphore::new(()));
+    let registrations = {
+        let dups = dups.clone();
+        thread::spawn(move || {
+            for _ in 0..registrations {
+                drop(dups.write());
+            }
+        })
+    };
+    let has_dups = Cell::new(false);
+    let busy = Busy {
+        has_dups: &has_dups,
+        patience: Cell::new(patience),
+    };
+    let noted = Noted {
+        lock: Dups {
+            lock: &dups,
+            wait: Wait::forever(),
+        },
+        has_dups: &has_dups,
+    };
+    let locked = both(&busy, &noted, || dups.hold_off_writers());
+    let turns = locked.map(|((), _, turns)| turns);
+    registrations.join().unwrap();
+    assert!(dups.is_fast() && dups.try_write().is_some());
+    turns
+}
+
 /// C9: registrations and a busy parent can't overtake a dup for ever.
 #[test]
 fn a_dup_is_overtaken_a_bounded_number_of_times() {
     model(2, || {
-        let dups = Arc::new(PercpuRwSemaphore::new(()));
-        let registrations = {
-            let dups = dups.clone();
-            thread::spawn(move || {
-                for _ in 0..TURNS + 4 {
-                    drop(dups.write());
-                }
-            })
-        };
-        let has_dups = Cell::new(false);
-        let busy = Busy {
-            has_dups: &has_dups,
-        };
-        let noted = Noted {
-            lock: Dups {
-                lock: &dups,
-                wait: Wait::forever(),
-            },
-            has_dups: &has_dups,
-        };
-        let ((), dup, turns) = both(&busy, &noted, || dups.hold_off_writers()).unwrap();
+        let turns = dup_of_busy(TURNS + 4, u32::MAX).unwrap();
         assert!(turns <= TURNS + 3, "overtaken: {turns} turns");
-        drop(dup);
-        registrations.join().unwrap();
-        assert!(dups.is_fast() && dups.try_write().is_some());
+    });
+}
+
+/// C11: one that is overdue and gives up lets in whom it has held off.
+#[test]
+fn an_overdue_dup_that_gives_up_lets_registrations_in() {
+    model(2, || {
+        let turns = dup_of_busy(TURNS + 3, TURNS + 1);
+        assert!(turns.is_err() || turns.is_ok_and(|turns| turns <= TURNS + 1));
     });
 }
 

@@ -10,8 +10,9 @@
 //!
 //! The load is the source's: a thread of process A maps, populates and unmaps a large range in a loop, another thread of A dups in
 //! a loop, process B dups in a loop, and a tracer attaches and detaches probes to a file that neither maps. A call to `map` that populates
-//! lets others at the lock every 512 pages, and an unmap needs none for its pages; Linux holds it shared for both, and so does A
-//! here: it maps on a guard, and unmaps as R1's "downgraded". Both orders get the same load.
+//! lets others at the lock every 512 pages, and an unmap needs none for its pages; Linux holds it shared for both. So A
+//! unmaps as R1's "downgraded" does, and maps on a guard, which keeps the lock until all pages are there: exclusively, but to a fork that is the
+//! same. Both orders get the same load.
 //!
 //! After each call A's thread sleeps for a moment: it would have the lock again before whoever waits for it is awake, up to 32 times
 //! ([`vma_rcu::rwsem`]), and make the nested order look worse than Linux's, whose lock is handed over after 4 ms.
