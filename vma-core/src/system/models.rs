@@ -46,8 +46,8 @@ impl Watched {
     }
 }
 
-/// A parent's lock and the dup semaphore. The parent's number is written under its lock; the other one by each dup, under both, and read by who
-/// keeps dups out.
+/// A parent's lock and the dup semaphore. The parent's number is written under its lock; the other one by each dup, under both, and read by
+/// who keeps dups out.
 #[derive(Default)]
 struct Locks {
     mmap: RwSemaphore<Watched>,

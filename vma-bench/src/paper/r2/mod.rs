@@ -11,8 +11,8 @@
 //! The load is the source's: a thread of process A maps, populates and unmaps a large range in a loop, another thread of A dups in
 //! a loop, process B dups in a loop, and a tracer attaches and detaches probes to a file that neither maps. A call to `map` that populates
 //! lets others at the lock every 512 pages, and an unmap needs none for its pages; Linux holds it shared for both. So A
-//! unmaps as R1's "downgraded" does, and maps on a guard, which keeps the lock until all pages are there: exclusively, but to a fork that is the
-//! same. Both orders get the same load.
+//! unmaps as R1's "downgraded" does, and maps on a guard, which keeps the lock until all pages are there: exclusively, but to a fork that
+//! is the same. Both orders get the same load.
 //!
 //! After each call A's thread sleeps for a moment: it would have the lock again before whoever waits for it is awake, up to 32 times
 //! ([`vma_rcu::rwsem`]), and make the nested order look worse than Linux's, whose lock is handed over after 4 ms.
@@ -22,8 +22,8 @@
 //! shown as well; the longer the run, the more often others have had the core.
 //!
 //! B and the tracer sit on one core, A's threads on the other, which they keep busy all the time. What the machine and the tracer on the
-//! same core make of that stands beside: the longest turn of a B that does nothing but look at the clock, in the same company. Waits for locks
-//! come from the locks themselves (`SystemConfig::dup_observer`, `AddressSpace::with_lock_observer`): they include the time until a
+//! same core make of that stands beside: the longest turn of a B that does nothing but look at the clock, in the same company. Waits for
+//! locks come from the locks themselves (`SystemConfig::dup_observer`, `AddressSpace::with_lock_observer`): they include the time until a
 //! thread that has got the lock runs again. What A has in frames is in a pool of its own.
 
 #![expect(
