@@ -80,7 +80,44 @@ fn without_a_result_all_are_measured_and_without_json_there_are_tables_and_a_ver
     let out = text(&output.stdout);
     assert!(out.contains("R1/exclusive hold of the lock"), "{out}");
     assert!(out.contains("R4/hold of the index's lock"), "{out}");
+    assert!(
+        out.contains("R2/attach") || out.contains("one core only"),
+        "{out}"
+    );
     assert!(out.contains("targets hold"), "{out}");
+}
+
+#[test]
+fn a_small_busy_process_gives_a_row_for_every_figure() {
+    let rows = rows(&[&["R2", "--json", "--max-bytes", "2097152"], &FEW[..]].concat());
+    let names = names(&rows);
+    if names.is_empty() {
+        // One core.
+        return;
+    }
+    for probes in ["1 probe", "4 probes"] {
+        for section in [
+            "longest dup in B beside attach",
+            "attach",
+            "longest dup in B beside detach",
+            "longest dup in B, whole run",
+        ] {
+            for way in ["nested", "apart (default)"] {
+                let name = format!("R2/{section}, {probes}/2 MiB/{way}");
+                assert!(names.contains(&name), "{name}");
+            }
+        }
+        for way in ["nested", "apart (default)"] {
+            let name = format!(
+                "R2/longest time at a lock, {probes}/2 MiB/tracer, for the semaphore: {way}"
+            );
+            assert!(names.contains(&name), "{name}");
+        }
+        let name = format!("R2/attach, {probes}/Linux, 4 GB/nested");
+        assert!(names.contains(&name), "{name}");
+    }
+    // Factors are claimed for large ones, and the growth with several sizes.
+    assert!(with_target(&rows).is_empty());
 }
 
 #[test]

@@ -237,3 +237,32 @@ fn a_locked_entry_stays_until_it_is_let_go() {
         reader.join().unwrap();
     });
 }
+
+/// What is retired when a domain is wound down is freed by who winds it down, or by the reader that was in the way.
+#[test]
+fn who_winds_down_or_the_last_reader_frees() {
+    model(5, || {
+        let domain = Domain::default();
+        let (tree, mut writer) = RangeTree::new(&domain);
+        put(&tree, &mut writer, 10, 1);
+        let tree = Arc::new(tree);
+        let reader = {
+            let tree = Arc::clone(&tree);
+            let reader = tree.domain().register();
+            thread::spawn(move || {
+                let guard = reader.pin();
+                if let Some(found) = tree.find(12, &guard) {
+                    assert_eq!(found.value.read(), found.value.id);
+                }
+            })
+        };
+        let mut edit = tree.write(&mut writer);
+        edit.splice(10..20, []).unwrap();
+        edit.prepare().unwrap().commit();
+        // A grace period that waits for the reader may be under way.
+        domain.stats();
+        domain.wind_down();
+        reader.join().unwrap();
+        assert_eq!(domain.stats().pending_objects, 0);
+    });
+}

@@ -414,3 +414,81 @@ fn percpu_a_step_back_beside_a_guard_of_the_same_thread() {
         drop(unsafe { Box::from_raw(std::ptr::from_ref(held).cast_mut()) });
     });
 }
+
+/// L: writers that are held off
+/// The one that holds writers off is overtaken by those alone that were there before.
+#[test]
+fn percpu_who_holds_writers_off_is_not_overtaken() {
+    model(3, || {
+        let lock = Arc::new(PercpuRwSemaphore::new(Watched::default()));
+        let writer = {
+            let lock = Arc::clone(&lock);
+            thread::spawn(move || {
+                for _ in 0..3 {
+                    lock.write().add(1);
+                }
+            })
+        };
+        let held_off = lock.hold_off_writers();
+        let mut failed = 0;
+        while lock.try_read().is_none() {
+            failed += 1;
+            assert!(lock.read().get() <= 3);
+        }
+        // One that has left may still be seen in, before one that is about to come in.
+        assert!(failed <= 1, "overtaken {failed} times");
+        drop(held_off);
+        writer.join().unwrap();
+        assert_eq!(lock.read().get(), 3);
+        assert!(lock.is_fast());
+    });
+}
+
+/// A writer that was held off comes in, or gives up, when nobody holds it off any more; one that only tries doesn't come in before.
+#[test]
+fn percpu_writers_that_were_held_off_come_in() {
+    model(3, || {
+        let lock = Arc::new(PercpuRwSemaphore::new(Watched::default()));
+        let token = CancelToken::new();
+        let held_off = lock.hold_off_writers();
+        let patient = {
+            let lock = Arc::clone(&lock);
+            thread::spawn(move || lock.write().add(1))
+        };
+        let hasty = {
+            let (lock, token) = (Arc::clone(&lock), token.clone());
+            thread::spawn(move || {
+                let came_in = lock.write_with(Wait::killable(&token)).map(|g| g.add(1));
+                u64::from(came_in.is_ok())
+            })
+        };
+        assert!(lock.try_write().is_none());
+        assert_eq!(lock.read().get(), 0);
+        drop(held_off);
+        token.cancel();
+        patient.join().unwrap();
+        let came_in = hasty.join().unwrap();
+        assert_eq!(lock.read().get(), 1 + came_in);
+        assert!(lock.is_fast() && lock.try_write().is_some());
+    });
+}
+
+/// Two hold writers off, and the last one lets them in.
+#[test]
+fn percpu_two_hold_a_writer_off() {
+    model(3, || {
+        let lock = Arc::new(PercpuRwSemaphore::new(Watched::default()));
+        let writer = {
+            let lock = Arc::clone(&lock);
+            thread::spawn(move || lock.write().add(1))
+        };
+        let other = {
+            let lock = Arc::clone(&lock);
+            thread::spawn(move || drop(lock.hold_off_writers()))
+        };
+        drop(lock.hold_off_writers());
+        other.join().unwrap();
+        writer.join().unwrap();
+        assert!(lock.is_fast() && lock.try_write().is_some());
+    });
+}

@@ -2,6 +2,7 @@
 
 pub mod memory;
 pub mod r1;
+pub mod r2;
 pub mod r3;
 pub mod r4;
 
@@ -20,6 +21,9 @@ pub enum Published {
     /// Zapping under the read lock in munmap (Yang Shi, 2018; Linux 4.20), and after the lock.
     #[value(name = "R1", alias = "r1")]
     R1,
+    /// Fork that doesn't sleep on one lock while it holds another (Alexei Starovoitov, 2026; proposed).
+    #[value(name = "R2", alias = "r2")]
+    R2,
     /// Looking at objects under a guard, without a reference (Stephen Brennan, 2021; Linux 5.14).
     #[value(name = "R3", alias = "r3")]
     R3,
@@ -34,7 +38,7 @@ pub struct PaperArgs {
     /// Which result [default: all of them]
     #[arg(value_name = "RESULT")]
     pub result: Option<Published>,
-    /// Fewer rounds, and unmapping up to 1 GiB instead of 8: about a minute each.
+    /// Fewer rounds, and less memory: unmapping up to 1 GiB instead of 8, a busy parent of up to 512 MiB instead of 2 GiB.
     #[arg(long)]
     pub quick: bool,
     /// One JSON object per figure and line.
@@ -78,6 +82,7 @@ pub fn run(args: &PaperArgs) -> ExitCode {
 fn measure(result: Published, args: &PaperArgs, report: &mut Report) -> Result<(), Box<dyn Error>> {
     match result {
         Published::R1 => r1::run(args, report)?,
+        Published::R2 => r2::run(args, report)?,
         Published::R3 => r3::run(args, report)?,
         Published::R4 => r4::run(args, report)?,
     }

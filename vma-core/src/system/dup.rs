@@ -56,7 +56,7 @@ use crate::space::order::{DUP, NESTED_DUP};
 use crate::space::{AddressSpace, WriteGuard};
 
 /// Turns after which a dup is overdue.
-pub(super) const TURNS: u32 = if cfg!(loom) { 1 } else { 4 };
+pub(super) const TURNS: u32 = if cfg!(loom) { 2 } else { 4 };
 
 /// A lock that is slept on or tried.
 pub(super) trait Either {
@@ -90,6 +90,9 @@ pub(super) fn both<M: Either, D: Either, H>(
         }
         drop(parent);
         let dup = dups.sleep()?;
+        if planted("sleep_and_hold") {
+            return Ok((mmap.sleep()?, dup, turn));
+        }
         if let Some(parent) = mmap.attempt() {
             return Ok((parent, dup, turn));
         }

@@ -71,7 +71,7 @@ impl<T> Member<T> {
 
     /// Whether it has users.
     pub(super) fn is_used(&self) -> bool {
-        self.users.load(Ordering::Acquire) != 0
+        planted("find_ended") || self.users.load(Ordering::Acquire) != 0
     }
 
     /// One more user, unless there is none any more.
@@ -115,7 +115,9 @@ impl<T> Member<T> {
         if self.users.fetch_sub(1, order) != 1 {
             return false;
         }
-        fence(Ordering::Acquire);
+        if !planted("no_last_user_acquire") {
+            fence(Ordering::Acquire);
+        }
         true
     }
 }
