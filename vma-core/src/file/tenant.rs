@@ -23,7 +23,12 @@ pub(super) struct Tenant {
     /// Held for as long as it takes to look, or to change a few entries. Nothing else is locked meanwhile; the list of its space's tenants
     /// may be locked before.
     parts: Mutex<Parts>,
+    #[cfg(loom)]
+    number: u64,
 }
+
+#[cfg(loom)]
+static TENANTS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
 
 /// Pages of a file, from one to before another.
 pub(super) type Segment = (u64, u64);
@@ -175,11 +180,18 @@ fn no_memory<E>(_: E) -> PublishError {
 }
 
 impl Tenant {
+    /// In the same order in each execution.
+    #[cfg(loom)]
+    pub(super) fn salt(&self) -> u64 {
+        self.number
+    }
+
     pub(super) fn space_id(&self) -> SpaceId {
         SpaceId::of_weak(&self.space)
     }
 
     /// Tells segments of tenants apart that begin alike; as long as they live.
+    #[cfg(not(loom))]
     pub(super) fn salt(&self) -> u64 {
         (ptr::from_ref(self).addr() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
@@ -250,6 +262,8 @@ impl Tenancies {
                 let tenant = Arc::new(Tenant {
                     space: space(),
                     parts: Mutex::new(parts),
+                    #[cfg(loom)]
+                    number: TENANTS.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
                 });
                 let address = ptr::from_ref(file).addr();
                 list.insert(at, (address, Arc::clone(&tenant)));

@@ -360,7 +360,9 @@ pub(super) fn unmap_huge(state: &State, start: u64, end: u64, part: &Frame) -> b
 
 /// See [`Backend::unmap_removed`](super::super::Backend::unmap_removed).
 pub(super) fn unmap_removed(state: &State, start: u64, end: u64) {
-    take_now(state, start, end, |_, entry| entry.is_removed());
+    if !planted("no_look_back") {
+        take_now(state, start, end, |_, entry| entry.is_removed());
+    }
 }
 
 /// See [`Backend::protect_file`](super::super::Backend::protect_file).

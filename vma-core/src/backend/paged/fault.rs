@@ -427,8 +427,8 @@ fn install(
     if !planted("no_fault_fence") {
         fence(Ordering::SeqCst);
     }
-    let is_stale =
-        !planted("no_recheck") && !(fault.attached)() || of.as_ref().is_some_and(Frame::is_removed);
+    let is_gone = of.as_ref().is_some_and(Frame::is_removed) && !planted("no_look_at_removed");
+    let is_stale = !planted("no_recheck") && !(fault.attached)() || is_gone;
     let now = locked.entry(at);
     let fits = now.shows_what(found) && !suffices(now, fault.access);
     let marked = match (stored_to(fault), &of) {

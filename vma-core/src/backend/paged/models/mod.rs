@@ -28,7 +28,7 @@ use super::{change, fault};
 use crate::addr::VmRange;
 use crate::backend::{Backend, Inheritance, Inherited};
 use crate::flags::VmaFlags;
-use crate::space::Access;
+use crate::space::{Access, FaultError};
 use crate::vma::Vma;
 
 /// Below it a space has one level of directories.
@@ -204,8 +204,12 @@ impl Space {
             };
             match fault::fault(&self.paged, &fault) {
                 Ok(Faulted::Done) => return true,
+                // The file's page has gone.
+                Err(FaultError::BeyondEnd(_)) => return false,
                 Err(error) if attached() => panic!("{error}"),
-                Ok(Faulted::Again | Faulted::NotReady) | Err(_) => {}
+                // It's going: who takes it out comes first.
+                Ok(Faulted::NotReady) => loom::thread::yield_now(),
+                Ok(Faulted::Again) | Err(_) => {}
             }
         }
     }
