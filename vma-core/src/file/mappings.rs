@@ -17,6 +17,7 @@
 //! (a length, a page marked as leaving), and a space that is still letting go of pages is found. What an entry leads to is asked
 //! for each page, under its table's lock. Whenever no call is under way the entries are the mappings, each once.
 
+use std::any::Any;
 use std::fmt;
 use std::ops::{ControlFlow, Range};
 use std::ptr;
@@ -60,7 +61,7 @@ impl Part {
 }
 
 /// A space, as a file sees it that it maps.
-pub(crate) trait Mapper: Send + Sync {
+pub(crate) trait Mapper: Any + Send + Sync {
     /// Lets go of the file's pages that a part shows; of private copies as well, if told.
     fn unmap_pages(&self, file: &FileObject, part: Part, copies: bool);
 
@@ -182,6 +183,8 @@ const ROOM: usize = 64;
 /// Entries that a walk looks at before it lets the lock go.
 const BATCH: usize = if cfg!(test) { 2 } else { 32 };
 
+type Batch = SmallVec<[(Arc<dyn Mapper>, Part); BATCH]>;
+
 impl FileObject {
     /// A space is going to show these parts. The lock may be kept, to publish under it.
     ///
@@ -244,29 +247,8 @@ impl FileObject {
     ) -> usize {
         let (mut after, mut sum) = (Cursor::default(), 0);
         loop {
-            let mut batch = SmallVec::<[(Arc<dyn Mapper>, Part); BATCH]>::new();
+            let (batch, is_last) = self.next_batch(pages, &mut after);
             let mut counts = SmallVec::<[usize; BATCH]>::new();
-            let (mut seen, mut is_last) = (0, true);
-            self.walk(pages, after, |key, space| {
-                // Entries that differ in their end alone, of one mapping on its way to another, are seen to together.
-                if !after.is_at(key) {
-                    if seen == BATCH {
-                        is_last = false;
-                        return ControlFlow::Break(());
-                    }
-                    (seen, after) = (seen + 1, Cursor::behind(key));
-                    // A space that is going needs no seeing to.
-                    if let Some(alive) = space.upgrade() {
-                        batch.push((alive, part(SpaceId::of_weak(space), key)));
-                    }
-                } else if let Some((_, last)) = batch.last_mut()
-                    && (last.first, last.addr)
-                        == (key.first, part(SpaceId::of_weak(space), key).addr)
-                {
-                    last.end = last.end.max(key.end);
-                }
-                ControlFlow::Continue(())
-            });
             for (space, part) in &batch {
                 counts.push(f(&**space, part.within(pages, space.pages())));
             }
@@ -283,6 +265,47 @@ impl FileObject {
                 return sum;
             }
         }
+    }
+
+    /// Calls `f` for each space that maps some of these pages, or may do so, and the part of the file that it maps there, with no
+    /// lock held.
+    pub(crate) fn for_each_mapper(
+        &self,
+        pages: &Range<u64>,
+        mut f: impl FnMut(Arc<dyn Mapper>, Part),
+    ) {
+        let (mut after, mut is_last) = (Cursor::default(), false);
+        while !is_last {
+            let batch;
+            (batch, is_last) = self.next_batch(pages, &mut after);
+            batch.into_iter().for_each(|(space, part)| f(space, part));
+        }
+    }
+
+    /// The next entries behind a place, and whether they are the last.
+    fn next_batch(&self, pages: &Range<u64>, after: &mut Cursor) -> (Batch, bool) {
+        let mut batch = Batch::new();
+        let (mut seen, mut is_last) = (0, true);
+        self.walk(pages, *after, |key, space| {
+            // Entries that differ in their end alone, of one mapping on its way to another, are seen to together.
+            if !after.is_at(key) {
+                if seen == BATCH {
+                    is_last = false;
+                    return ControlFlow::Break(());
+                }
+                (seen, *after) = (seen + 1, Cursor::behind(key));
+                // A space that is going needs no seeing to.
+                if let Some(alive) = space.upgrade() {
+                    batch.push((alive, part(SpaceId::of_weak(space), key)));
+                }
+            } else if let Some((_, last)) = batch.last_mut()
+                && (last.first, last.addr) == (key.first, part(SpaceId::of_weak(space), key).addr)
+            {
+                last.end = last.end.max(key.end);
+            }
+            ControlFlow::Continue(())
+        });
+        (batch, is_last)
     }
 
     fn walk(

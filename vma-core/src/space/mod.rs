@@ -36,6 +36,7 @@ mod maps;
 mod observe;
 pub(crate) mod order;
 mod placement;
+mod probes;
 mod protect;
 mod query;
 mod remap;
@@ -87,6 +88,7 @@ pub use self::vma_lock::VmaLock;
 use self::draft::{HugeEvent, Piece, Window, settle_huge};
 use self::guard::After;
 use self::maps::Landmarks;
+use self::probes::Probes;
 pub(crate) use self::observe::Observed;
 use crate::accounting::Totals;
 use crate::addr::Pages;
@@ -141,12 +143,13 @@ pub struct AddressSpace<B: Backend = ()> {
     landmarks: Landmarks,
 }
 
-/// What files that are mapped here know of the space: nothing of it takes the space's lock.
-struct Core<B: Backend> {
+/// What files that are mapped here, and probes in them, know of the space: nothing of it takes the space's lock.
+pub(crate) struct Core<B: Backend> {
     /// For readers, without a lock.
     tree: RangeTree<Vma>,
     backend: B,
     pages: Pages,
+    probes: Probes<B>,
 }
 
 /// Protected by `AddressSpace::inner`.
@@ -264,6 +267,7 @@ impl<B: Backend> AddressSpace<B> {
                 tree,
                 backend,
                 pages: config.pages(),
+                probes: Probes::default(),
             }),
             inner: RwSemaphore::with_statistics(inner, Observed::default()),
             config: ArcSwap::new(config),
@@ -504,6 +508,7 @@ impl<B: Backend> fmt::Debug for AddressSpace<B> {
 impl<B: Backend> Drop for AddressSpace<B> {
     /// Lets go of files and owners: each mapping that is left counts as removed.
     fn drop(&mut self) {
+        let probed = self.probes_at_end();
         let inner = self.inner.get_mut();
         let view = self.core.tree.locked(&inner.writer);
         if inner.is_linked {
@@ -531,6 +536,7 @@ impl<B: Backend> Drop for AddressSpace<B> {
             }
         }
         settle_huge(&gone);
+        self.settle_probes(&probed);
     }
 }
 

@@ -43,6 +43,7 @@ mod member;
 #[cfg(all(test, loom))]
 #[allow(unsafe_code, clippy::unwrap_used, reason = "tests may")]
 mod models;
+mod probes;
 mod registry;
 mod semaphore;
 
@@ -56,6 +57,8 @@ use vma_rcu::wait::{GaveUp, Wait};
 pub use self::error::{CreateError, ForkError, RegisterError};
 pub use self::handle::{SpaceHandle, WeakSpaceHandle};
 pub use self::member::SpaceRef;
+pub use self::probes::{Probe, ProbeError, ProbeHandle, ProbeSite};
+pub(crate) use self::probes::{Panicked, Place, Probed, Table, fence_of_probes};
 pub use self::registry::MemberId;
 pub use self::semaphore::Quiesced;
 
@@ -64,7 +67,7 @@ use self::registry::Registry;
 use self::semaphore::DupSemaphore;
 use crate::backend::Backend;
 use crate::limits::SpaceConfig;
-use crate::space::{AddressSpace, LockObserver};
+use crate::space::{AddressSpace, Core, LockObserver};
 
 /// What a [`System`] is made with.
 #[derive(Clone, Default)]
@@ -134,6 +137,7 @@ struct Shared<B: Backend> {
     registry: Registry<Living<B>>,
     dups: DupSemaphore,
     nested_dup: bool,
+    probes: Arc<Table<Core<B>>>,
     /// Last: when the registry has let go of its records.
     end: WindDown,
 }
@@ -163,6 +167,7 @@ impl<B: Backend> System<B> {
             shared: Arc::new(Shared {
                 registry: Registry::new(&domain, config.id_limit()),
                 nested_dup: config.nested_dup,
+                probes: Arc::default(),
                 dups: DupSemaphore::new(config.dup_observer),
                 end: WindDown(domain),
             }),
@@ -194,10 +199,14 @@ impl<B: Backend> System<B> {
     ///
     /// # Errors
     /// `EINVAL` it was made with another domain; `EAGAIN` no number is left; `ENOMEM`. The space has ended.
+    ///
+    /// # Panics
+    /// When a probe's callback does. The space has ended.
     pub fn adopt(&self, space: AddressSpace<B>) -> Result<SpaceHandle<B>, RegisterError> {
         if !space.domain().is_same(self.domain()) {
             return Err(RegisterError::OtherDomain);
         }
+        space.join(&self.shared.probes);
         let living = Living {
             space,
             system: Mutex::new(Some(Arc::clone(&self.shared) as _)),
