@@ -63,14 +63,14 @@ use crate::space::{Core, rethrow};
 ///
 /// # Which mappings
 /// Private ones that may execute and aren't of huge pages, whatever they allow at the time. (Linux leaves out those that are writable
-/// as well, and so misses what is made executable later.) It's the mapping that counts, not what is in its page: a private one whose page has
-/// been overwritten has the probe as well. Who wants none there looks at the page in [`concerns`](Self::concerns) or
-/// [`install`](Self::install).
+/// as well, and so misses what is made executable later.) It's the mapping that counts: whether its page has been overwritten
+/// makes no difference, unless [`concerns`](Self::concerns) asks [`ProbeSite::is_copied`].
 ///
 /// # When
 /// A call that maps, moves, unmaps, duplicates or ends has let go of all locks when it calls these, and returns when they have. At each
 /// place `install` that has succeeded and `remove` take turns. They are called one after the other for each probe, in all of its
-/// spaces. A mapping that is split, merged or protected keeps its probes, and so does one that is replaced by the same part of the file.
+/// spaces. A mapping that is split, merged or protected keeps its probes, and so does one that is replaced by the same part of the file:
+/// nothing is asked.
 ///
 /// # What a callback may do
 /// Everything, but register a probe (`EBUSY`): no lock of a space is held. Calls on any space and dropping probes, this one as well, don't
@@ -127,6 +127,14 @@ impl<'s, B> ProbeSite<'s, B> {
     /// The space's backend.
     pub fn backend(&self) -> &'s B {
         self.backend
+    }
+}
+
+impl<B: Backend> ProbeSite<'_, B> {
+    /// Whether the byte's page is a private copy: it was stored to, or may have been, and shows something else than the file does. The next
+    /// instant it may be one. Where there is no memory behind mappings there are no copies.
+    pub fn is_copied(&self) -> bool {
+        self.backend.is_copied(self.addr)
     }
 }
 
