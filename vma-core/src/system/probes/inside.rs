@@ -1,29 +1,17 @@
 //! Whether a thread is in a probe's callback: then it waits for no other callback.
 
-#[cfg(not(loom))]
 use std::cell::Cell;
 
-#[cfg(not(loom))]
+#[cfg(loom)]
+use loom::thread_local;
+
 thread_local! {
-    static DEPTH: Cell<u32> = const { Cell::new(0) };
+    static DEPTH: Cell<u32> = Cell::new(0);
 }
 
 /// The thread is in a callback until this is dropped.
 pub(super) struct Inside(());
 
-/// Models have no callbacks that make calls.
-#[cfg(loom)]
-impl Inside {
-    pub(super) fn enter() -> Self {
-        Inside(())
-    }
-
-    pub(super) fn is_inside() -> bool {
-        false
-    }
-}
-
-#[cfg(not(loom))]
 impl Inside {
     pub(super) fn enter() -> Self {
         // A thread that is ending makes no calls that are told apart by this.
@@ -36,7 +24,6 @@ impl Inside {
     }
 }
 
-#[cfg(not(loom))]
 impl Drop for Inside {
     fn drop(&mut self) {
         let _ = DEPTH.try_with(|depth| depth.set(depth.get() - 1));

@@ -250,10 +250,7 @@ impl<B: Backend> System<B> {
     ) -> Result<ProbeHandle<B>, ProbeError> {
         let quiesce = || self.quiesce_dups(wait);
         let place = (file, offset);
-        let registered = self
-            .shared
-            .probes
-            .register(place, probe, wait, quiesce)?;
+        let registered = self.shared.probes.register(place, probe, wait, quiesce)?;
         Ok(ProbeHandle {
             registered,
             is_closed: false,
