@@ -66,7 +66,7 @@ pub struct FileObject {
     pages: PageCache,
     mappings: Mappings,
     /// Probes of all systems. A call looks at it behind a fence, after it has published; a registration raises it, and has a fence before
-    /// it looks at what is mapped. Of the two one sees the other, and there is no more to see: relaxed. Model:
+    /// it looks at what is mapped: of the two one sees the other. Release when raised, acquire: the probe can be found. Model:
     /// `a_probe_is_in_what_is_mapped_meanwhile`.
     probes: AtomicUsize,
     huge: Option<Arc<HugeFile>>,
@@ -273,13 +273,13 @@ impl FileObject {
 
     /// Whether there may be probes in it.
     pub(crate) fn has_probes(&self) -> bool {
-        self.probes.load(Ordering::Relaxed) > 0
+        self.probes.load(Ordering::Acquire) > 0
     }
 
     /// Counts a probe that comes or goes.
     pub(crate) fn count_probe(&self, more: bool) {
         if more {
-            self.probes.fetch_add(1, Ordering::Relaxed);
+            self.probes.fetch_add(1, Ordering::Release);
         } else {
             self.probes.fetch_sub(1, Ordering::Relaxed);
         }

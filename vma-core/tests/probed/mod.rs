@@ -3,12 +3,13 @@
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use vma_core::{
     AccessMode, Backend, Errno, FileKind, FileObject, MapFlags, MapRequest, OpenFile, Probe,
-    ProbeHandle, ProbeSite, Prot, SpaceHandle, SpaceId, System, VmaFlags, Wait,
+    ProbeHandle, ProbeSite, Prot, SpaceConfig, SpaceHandle, SpaceId, System, VmaFlags, Wait,
 };
 
 pub(crate) const PAGE: u64 = 4096;
@@ -139,4 +140,63 @@ pub(crate) fn assert_exact<'s, B: Backend>(
     assert_eq!(log.places(), wanted);
     let own: Places = handle.sites().unwrap().into_iter().collect();
     assert_eq!(own, wanted);
+}
+
+pub(crate) const AT: u64 = 0x1000_0000;
+/// In the third page.
+pub(crate) const BYTE: u64 = 2 * PAGE + 0x123;
+
+pub(crate) fn create(system: &System) -> SpaceHandle {
+    system.create(SpaceConfig::default(), ()).unwrap()
+}
+
+pub(crate) fn id(space: &SpaceHandle) -> SpaceId {
+    space.space().id()
+}
+
+/// A probe of closures.
+pub(crate) struct With<C, I, R> {
+    pub(crate) concerns: C,
+    pub(crate) install: I,
+    pub(crate) remove: R,
+}
+
+impl<C, I, R> Probe for With<C, I, R>
+where
+    C: Fn(&ProbeSite<'_>) -> bool + Send + Sync + 'static,
+    I: Fn(&ProbeSite<'_>) -> Result<(), Errno> + Send + Sync + 'static,
+    R: Fn(&ProbeSite<'_>) + Send + Sync + 'static,
+{
+    fn concerns(&self, site: &ProbeSite<'_>) -> bool {
+        (self.concerns)(site)
+    }
+
+    fn install(&self, site: &ProbeSite<'_>) -> Result<(), Errno> {
+        (self.install)(site)
+    }
+
+    fn remove(&self, site: &ProbeSite<'_>) {
+        (self.remove)(site);
+    }
+}
+
+/// Logs after asking `install`.
+pub(crate) fn asking(
+    log: &Arc<Log>,
+    install: impl Fn(&ProbeSite<'_>) -> Result<(), Errno> + Send + Sync + 'static,
+) -> Arc<impl Probe> {
+    let (comes, goes) = (log.clone(), log.clone());
+    Arc::new(With {
+        concerns: |_: &ProbeSite<'_>| true,
+        install: move |site: &ProbeSite<'_>| {
+            install(site)?;
+            comes.note(site, true);
+            Ok(())
+        },
+        remove: move |site: &ProbeSite<'_>| goes.note(site, false),
+    })
+}
+
+pub(crate) fn panics(f: impl FnOnce()) -> bool {
+    catch_unwind(AssertUnwindSafe(f)).is_err()
 }

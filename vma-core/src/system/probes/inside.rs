@@ -6,7 +6,7 @@ use std::cell::Cell;
 use loom::thread_local;
 
 thread_local! {
-    static DEPTH: Cell<u32> = Cell::new(0);
+    static DEPTH: Cell<u32> = Cell::default();
 }
 
 /// The thread is in a callback until this is dropped.

@@ -74,16 +74,21 @@ struct Places<S> {
     is_closed: bool,
 }
 
-/// What callbacks have left to do for whoever is at work.
+/// What callbacks have left to do for whoever is at work, in no order. A list of boxes: nothing is allocated under its lock.
 struct Left<S> {
-    places: Vec<Place<S>>,
+    first: Option<Box<LeftPlace<S>>>,
     close: bool,
+}
+
+struct LeftPlace<S> {
+    place: Place<S>,
+    next: Option<Box<LeftPlace<S>>>,
 }
 
 impl<S> Default for Left<S> {
     fn default() -> Self {
         Left {
-            places: Vec::new(),
+            first: None,
             close: false,
         }
     }
@@ -91,7 +96,7 @@ impl<S> Default for Left<S> {
 
 impl<S> Left<S> {
     fn is_empty(&self) -> bool {
-        self.places.is_empty() && !self.close
+        self.first.is_none() && !self.close
     }
 }
 
@@ -157,7 +162,11 @@ impl<S: Probed> Registered<S> {
     /// see to later.
     pub(crate) fn settle(&self, place: Place<S>, panicked: &mut Panicked) {
         if Inside::is_inside() {
-            self.left.lock().places.push(place);
+            let mut last = Box::new(LeftPlace { place, next: None });
+            let mut left = self.left.lock();
+            last.next = left.first.take();
+            left.first = Some(last);
+            drop(left);
             self.work_off(panicked);
         } else if self.settle_now(place, panicked).is_err() {
             self.failures.fetch_add(1, Ordering::Relaxed);
@@ -220,14 +229,15 @@ impl<S: Probed> Registered<S> {
 
     fn see_to_left(&self, mut places: WriteGuard<'_, Places<S>>, turn: &mut Turn<'_, S>) {
         loop {
-            let left = std::mem::take(&mut *self.left.lock());
+            let mut left = std::mem::take(&mut *self.left.lock());
             if left.is_empty() {
                 return;
             }
-            for place in left.places {
-                if self.see_to(&mut places, turn, place).is_err() {
+            while let Some(first) = left.first {
+                if self.see_to(&mut places, turn, first.place).is_err() {
                     self.failures.fetch_add(1, Ordering::Relaxed);
                 }
+                left.first = first.next;
             }
             if left.close {
                 self.remove_all(&mut places, turn);
@@ -298,13 +308,15 @@ impl<'p, S> Turn<'p, S> {
     fn call<R>(&mut self, f: impl FnOnce() -> R) -> Option<R> {
         let inside = Inside::enter();
         let result = catch_unwind(AssertUnwindSafe(f));
-        drop(inside);
-        match result {
+        let result = match result {
             Ok(result) => Some(result),
             Err(panic) => {
+                // Another one's destructor is the embedder's as well.
                 self.panicked.get_or_insert(panic);
                 None
             }
-        }
+        };
+        drop(inside);
+        result
     }
 }

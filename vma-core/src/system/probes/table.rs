@@ -28,7 +28,7 @@ type Probes<S> = BTreeMap<Key, Arc<Registered<S>>>;
 
 /// See the [module](self).
 pub(crate) struct Table<S: Probed> {
-    /// A leaf.
+    /// A leaf. Calls that look for probes allocate nothing under it, registrations do.
     probes: Mutex<Probes<S>>,
     /// Numbers given out: relaxed.
     next: AtomicU64,
@@ -45,6 +45,13 @@ impl<S: Probed> Default for Table<S> {
             page_sizes: AtomicU32::new(0),
         }
     }
+}
+
+/// A mapping that a file's index has, where that counts pages of this size.
+struct Found {
+    mapper: Arc<dyn Mapper>,
+    part: Part,
+    size: u64,
 }
 
 /// Between a store that the other side looks at and the look at the other side's: a registration's is the file's mark, a call's what is mapped (or
@@ -77,11 +84,19 @@ impl<S: Probed> Table<S> {
             number: 0,
         };
         let range = key(first)..key(part.end.saturating_mul(size));
-        let probes = self.probes.lock();
-        let found = probes.range(range);
-        found
-            .map(|(key, probe)| (Arc::clone(probe), part.addr + (key.offset - first)))
-            .collect()
+        let mut found = Vec::new();
+        loop {
+            let probes = self.probes.lock();
+            let within = probes.range(range.clone());
+            let count = within.clone().count();
+            if count <= found.capacity() {
+                let at = |key: &Key| part.addr + (key.offset - first);
+                found.extend(within.map(|(key, probe)| (Arc::clone(probe), at(key))));
+                return found;
+            }
+            drop(probes);
+            found.reserve(count);
+        }
     }
 
     pub(super) fn remove(&self, key: &Key) {
@@ -136,18 +151,16 @@ impl<S: Probed> Table<S> {
         Ok(registered)
     }
 
-    /// All mappings of a byte of a file: of other systems as well, and perhaps no longer there, or not yet.
-    fn find(&self, file: &FileObject, offset: u64) -> Vec<(Arc<dyn Mapper>, u64)> {
+    /// All mappings of a byte of a file: of other systems as well, of another size of pages, and perhaps no longer there, or not yet.
+    fn find(&self, file: &FileObject, offset: u64) -> Vec<Found> {
         let mut found = Vec::new();
         let sizes = self.page_sizes.load(Ordering::Relaxed);
         let known = (0..u32::BITS).filter(|bit| sizes >> bit & 1 == 1);
         for size in known.map(|bit| 1_u64 << bit) {
             let page = offset / size;
-            file.for_each_mapper(&(page..page + 1), |mapper, part: Part| {
-                if mapper.pages().bytes(1) == size {
-                    let addr = part.addr + (page - part.first) * size + offset % size;
-                    found.push((mapper, addr));
-                }
+            // What isn't wanted goes later, since a space may go with it.
+            file.for_each_mapper(&(page..page + 1), |mapper, part| {
+                found.push(Found { mapper, part, size });
             });
         }
         found
@@ -156,11 +169,16 @@ impl<S: Probed> Table<S> {
     fn install(
         self: &Arc<Self>,
         registered: &Registered<S>,
-        found: Vec<(Arc<dyn Mapper>, u64)>,
+        found: Vec<Found>,
         wait: Wait<'_>,
         panicked: &mut Panicked,
     ) -> Result<(), ProbeError> {
-        for (mapper, addr) in found {
+        for Found { mapper, part, size } in found {
+            if mapper.pages().bytes(1) != size {
+                continue;
+            }
+            let offset = registered.offset();
+            let addr = part.addr + (offset / size - part.first) * size + offset % size;
             // One of another kind is in another system.
             let any: Arc<dyn Any + Send + Sync> = mapper;
             let Ok(space) = any.downcast::<S>() else {
