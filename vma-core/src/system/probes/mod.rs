@@ -80,6 +80,43 @@ use crate::space::{Core, rethrow};
 ///
 /// # Panics
 /// The panic of a callback goes on from the call, when everything else has been done; `install` counts as failed then, `remove` as done.
+///
+/// ```
+/// use std::collections::BTreeSet;
+/// use std::sync::{Arc, Mutex};
+/// use vma_core::{AccessMode, Errno, FileKind, FileObject, MapFlags, MapRequest, OpenFile};
+/// use vma_core::{Probe, ProbeSite, Prot, SpaceConfig, SpaceId, System, Wait};
+///
+/// /// Where an emulator stops.
+/// #[derive(Default)]
+/// struct Breakpoint(Mutex<BTreeSet<(SpaceId, u64)>>);
+///
+/// impl Probe for Breakpoint {
+///     fn install(&self, site: &ProbeSite<'_>) -> Result<(), Errno> {
+///         self.0.lock().unwrap().insert((site.space(), site.addr()));
+///         Ok(())
+///     }
+///
+///     fn remove(&self, site: &ProbeSite<'_>) {
+///         self.0.lock().unwrap().remove(&(site.space(), site.addr()));
+///     }
+/// }
+///
+/// let system = System::default();
+/// let shell = system.create(SpaceConfig::default(), ())?;
+/// let file = FileObject::builder(FileKind::Regular, "/bin/sh").len(8192).build();
+/// let stops = Arc::new(Breakpoint::default());
+/// let probe = system.register_probe(&file, 0x1234, stops.clone(), Wait::forever())?;
+///
+/// let text = OpenFile::new(file, AccessMode::Read);
+/// let request = MapRequest::file(text, 0, 8192, Prot::READ | Prot::EXEC, MapFlags::PRIVATE);
+/// let at = shell.map(&request)?;
+/// let child = shell.dup()?;
+/// assert!(stops.0.lock().unwrap().contains(&(child.space().id(), at + 0x1234)));
+/// probe.unregister();
+/// assert!(stops.0.lock().unwrap().is_empty());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait Probe<B = ()>: Send + Sync + 'static {
     /// Whether it is to be installed there (Linux: `uprobe_consumer::filter`). Asked before each [`install`](Self::install).
     fn concerns(&self, site: &ProbeSite<'_, B>) -> bool {
@@ -191,8 +228,16 @@ impl<B: Backend> ProbeHandle<B> {
 
     /// Where it is installed, in no order that means something. It waits for callbacks under way; inside one it doesn't, and has no
     /// answer while one of this probe is.
+    ///
+    /// # Panics
+    /// When a callback does that another callback's call has left to it.
     pub fn sites(&self) -> Option<Vec<(SpaceId, u64)>> {
-        self.registered.installed()
+        let mut panicked = None;
+        let installed = self.registered.installed(&mut panicked);
+        if let Some(panic) = panicked {
+            rethrow(panic);
+        }
+        installed
     }
 
     /// How often it couldn't be installed in what was mapped after its registration.
@@ -219,9 +264,9 @@ impl<B: Backend> fmt::Debug for ProbeHandle<B> {
 impl<B: Backend> System<B> {
     /// Has `probe` installed wherever a byte of a file is mapped in a space of this system, now and later, until the result is dropped.
     ///
-    /// It waits for dups under way as `wait` says, and looks between installations whether to go on; dups wait while it looks for mappings, not
-    /// while it calls the probe. Mappings that come meanwhile are seen to by who makes them: both may call the probe at once, in different
-    /// spaces one after the other.
+    /// It waits for dups under way as `wait` says, and looks between installations whether to go on. Dups wait while it looks for mappings, and
+    /// no longer while it calls the probe. Mappings that come meanwhile are seen to by who makes them, so that another thread may call the
+    /// probe first.
     ///
     /// Not while the thread holds a guard of a space or [keeps dups out](Self::quiesce_dups): debug builds panic. The same holds for
     /// every call that maps or unmaps what has probes, in another space than the one whose guard is held.

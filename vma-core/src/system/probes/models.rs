@@ -29,19 +29,32 @@ struct Space {
     /// As the root of the tree: store-release, load-acquire.
     mapped: AtomicBool,
     table: Arc<Table<Space>>,
+    /// It is in the system.
+    joined: AtomicBool,
     /// How often the probe is installed there.
     count: AtomicUsize,
 }
 
 impl Space {
     fn new(table: &Arc<Table<Space>>) -> Arc<Self> {
-        let table = Arc::clone(table);
-        table.note_page_size(Pages::new(4096));
+        let space = Space::outside(table);
+        space.join();
+        space
+    }
+
+    fn outside(table: &Arc<Table<Space>>) -> Arc<Self> {
         Arc::new(Space {
             mapped: AtomicBool::new(false),
-            table,
+            table: Arc::clone(table),
+            joined: AtomicBool::new(false),
             count: AtomicUsize::new(0),
         })
+    }
+
+    fn join(&self) {
+        self.table.note_page_size(self.pages());
+        self.joined.store(true, Ordering::Release);
+        fence_of_probes();
     }
 
     fn weak(self: &Arc<Self>) -> Weak<dyn Mapper> {
@@ -100,7 +113,7 @@ impl Probed for Space {
     }
 
     fn table(&self) -> Option<&Arc<Table<Self>>> {
-        Some(&self.table)
+        self.joined.load(Ordering::Acquire).then_some(&self.table)
     }
 }
 
@@ -234,6 +247,27 @@ fn a_child_that_is_made_meanwhile_has_the_probe() {
         assert!(child.is_probed(), "a child without the probe");
         probe.close(&mut None);
         assert!(!child.is_probed());
+    });
+}
+
+#[test]
+fn a_space_that_is_taken_in_meanwhile_has_the_probe() {
+    model(Some(3), || {
+        let world = World::new();
+        let space = Space::outside(&world.table);
+        space.enter(&world.file);
+        let adopter = {
+            let (space, world) = (space.clone(), world.clone());
+            thread::spawn(move || {
+                space.join();
+                space.settle(&world.file, world.file.has_probes());
+            })
+        };
+        let probe = world.register_alone();
+        adopter.join().unwrap();
+        assert!(space.is_probed(), "taken in without the probe");
+        probe.close(&mut None);
+        assert!(!space.is_probed());
     });
 }
 

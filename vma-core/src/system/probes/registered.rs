@@ -148,14 +148,18 @@ impl<S: Probed> Registered<S> {
         }
     }
 
-    /// Where it is installed. `None` inside a callback while others are at work.
-    pub(super) fn installed(&self) -> Option<Vec<(SpaceId, u64)>> {
-        let list = |places: &Places<S>| places.installed.keys().copied().collect();
+    /// Where it is installed. `None` inside a callback while somebody is at work.
+    pub(super) fn installed(&self, panicked: &mut Panicked) -> Option<Vec<(SpaceId, u64)>> {
+        let list = |places: &mut Places<S>, _: &mut Turn<'_, S>| {
+            let installed = places.installed.keys().copied();
+            installed.collect()
+        };
         if Inside::is_inside() {
-            return self.places.try_write().map(|places| list(&places));
+            let installed = self.try_work(panicked, list);
+            self.work_off(panicked);
+            return installed;
         }
-        let _held = PLACES.acquire(ptr::from_ref(self).addr());
-        Some(list(&self.places.write()))
+        Some(self.work(panicked, list))
     }
 
     /// A call has changed what is mapped at a place. Returns when it has been seen to; but for a callback's call, which somebody else may
@@ -192,7 +196,7 @@ impl<S: Probed> Registered<S> {
         }
     }
 
-    /// Waits for its turn, and does what was left meanwhile.
+    /// Waits for its turn. Whoever has had one does what was left meanwhile, so that there is no other way to the places.
     fn work<R>(
         &self,
         panicked: &mut Panicked,
@@ -217,14 +221,25 @@ impl<S: Probed> Registered<S> {
     /// `what_a_callback_leaves_is_done`.
     fn work_off(&self, panicked: &mut Panicked) {
         while !self.left.lock().is_empty() {
-            let mut turn = Turn::new(panicked);
-            let Some(places) = self.places.try_write() else {
+            if self.try_work(panicked, |_, _| ()).is_none() {
                 return;
-            };
-            let held = PLACES.acquired(ptr::from_ref(self).addr());
-            self.see_to_left(places, &mut turn);
-            drop(held);
+            }
         }
+    }
+
+    /// If nobody is at work. [`work_off`](Self::work_off) comes after it.
+    fn try_work<R>(
+        &self,
+        panicked: &mut Panicked,
+        f: impl FnOnce(&mut Places<S>, &mut Turn<'_, S>) -> R,
+    ) -> Option<R> {
+        let mut turn = Turn::new(panicked);
+        let mut places = self.places.try_write()?;
+        let held = PLACES.acquired(ptr::from_ref(self).addr());
+        let result = f(&mut places, &mut turn);
+        self.see_to_left(places, &mut turn);
+        drop(held);
+        Some(result)
     }
 
     fn see_to_left(&self, mut places: WriteGuard<'_, Places<S>>, turn: &mut Turn<'_, S>) {

@@ -47,13 +47,6 @@ impl<S: Probed> Default for Table<S> {
     }
 }
 
-/// A mapping that a file's index has, where that counts pages of this size.
-struct Found {
-    mapper: Arc<dyn Mapper>,
-    part: Part,
-    size: u64,
-}
-
 /// Between a store that the other side looks at and the look at the other side's: a registration's is the file's mark, a call's what is mapped (or
 /// that a space is in the system, or has ended). Of the two one sees the other. Model: `a_probe_is_in_what_is_mapped_meanwhile`.
 pub(crate) fn fence_of_probes() {
@@ -151,16 +144,19 @@ impl<S: Probed> Table<S> {
         Ok(registered)
     }
 
-    /// All mappings of a byte of a file: of other systems as well, of another size of pages, and perhaps no longer there, or not yet.
-    fn find(&self, file: &FileObject, offset: u64) -> Vec<Found> {
+    /// Where a byte of a file may be mapped: in spaces of other systems as well, and perhaps no longer, or not yet. Where the index counts
+    /// pages of another size it's nowhere, or there.
+    fn find(&self, file: &FileObject, offset: u64) -> Vec<(Arc<dyn Mapper>, u64)> {
         let mut found = Vec::new();
         let sizes = self.page_sizes.load(Ordering::Relaxed);
         let known = (0..u32::BITS).filter(|bit| sizes >> bit & 1 == 1);
         for size in known.map(|bit| 1_u64 << bit) {
             let page = offset / size;
-            // What isn't wanted goes later, since a space may go with it.
             file.for_each_mapper(&(page..page + 1), |mapper, part| {
-                found.push(Found { mapper, part, size });
+                let first = (page - part.first).wrapping_mul(size);
+                let addr = part.addr.wrapping_add(first).wrapping_add(offset % size);
+                // Spaces may go with this, so that nothing is left out here.
+                found.push((mapper, addr));
             });
         }
         found
@@ -169,16 +165,11 @@ impl<S: Probed> Table<S> {
     fn install(
         self: &Arc<Self>,
         registered: &Registered<S>,
-        found: Vec<Found>,
+        found: Vec<(Arc<dyn Mapper>, u64)>,
         wait: Wait<'_>,
         panicked: &mut Panicked,
     ) -> Result<(), ProbeError> {
-        for Found { mapper, part, size } in found {
-            if mapper.pages().bytes(1) != size {
-                continue;
-            }
-            let offset = registered.offset();
-            let addr = part.addr + (offset / size - part.first) * size + offset % size;
+        for (mapper, addr) in found {
             // One of another kind is in another system.
             let any: Arc<dyn Any + Send + Sync> = mapper;
             let Ok(space) = any.downcast::<S>() else {
