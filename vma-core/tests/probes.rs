@@ -5,9 +5,10 @@
 mod memory;
 mod probed;
 
+use std::sync::Arc;
+
 use memory::RW;
 use probed::{AT, BYTE, Log, PAGE, Places, RX, assert_exact, create, file, id, register, text};
-use std::sync::Arc;
 use vma_core::paged::Paged;
 use vma_core::{
     AccessMode, AddressSpace, CancelToken, Errno, FileKind, FileObject, GaveUp, MapFlags,

@@ -4,15 +4,16 @@
 mod probed;
 mod watchdog;
 
-use probed::{
-    AT, BYTE, Log, PAGE, Places, With, asking, assert_exact, create, file, id, panics, register,
-    text,
-};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
+
+use probed::{
+    AT, BYTE, Log, PAGE, Places, With, asking, assert_exact, create, file, id, panics, register,
+    text,
+};
 use vma_core::{
     CancelToken, Errno, GaveUp, Probe, ProbeError, ProbeHandle, ProbeSite, System, Wait,
 };
@@ -350,6 +351,26 @@ fn callbacks_of_two_probes_wait_for_nobody() {
         assert_eq!(log.places().len(), 2);
     }
     drop(handles);
+}
+
+/// A space that is busy, and needn't be asked.
+#[test]
+fn a_registration_waits_for_no_space() {
+    let _watchdog = watchdog::watch(Duration::from_mins(1));
+    let (system, file, log) = (System::default(), file(8), Log::new());
+    let space = create(&system);
+    space.map(&text(&file, 0, 8, AT)).unwrap();
+    let guard = space.write();
+    thread::scope(|scope| {
+        let tracer = scope.spawn(|| {
+            let handle = register(&system, &file, BYTE, &log);
+            assert_eq!(log.calls(), (1, 0));
+            handle.unregister();
+            assert_eq!(log.calls(), (1, 1));
+        });
+        tracer.join().unwrap();
+    });
+    drop(guard);
 }
 
 /// Who unregisters waits for the callback of a call that is under way, and then it's nowhere.

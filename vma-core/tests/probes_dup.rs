@@ -6,16 +6,18 @@ mod memory;
 mod probed;
 mod watchdog;
 
-use memory::RW;
-use probed::{AT, BYTE, Log, PAGE, asking, assert_exact, create, file, id, register, scan, text};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
+
+use memory::RW;
+use probed::{AT, BYTE, Log, PAGE, asking, assert_exact, create, file, id, register, scan, text};
 use vma_core::paged::{FramePool, Paged};
 use vma_core::{
-    Access, AddressSpace, Errno, ForkError, MapRequest, Overcommit, Prot, RegisterError,
-    SpaceConfig, System, SystemConfig, Wait,
+    Access, AccessMode, AddressSpace, Errno, FileKind, FileObject, ForkError, MapRequest,
+    MappingHooks, OpenFile, Overcommit, Prot, RegisterError, SpaceConfig, System, SystemConfig,
+    VmRange, Wait,
 };
 
 #[test]
@@ -121,6 +123,46 @@ fn a_dup_that_fails_leaves_no_trace() {
     assert_eq!(error, ForkError::Register(RegisterError::Full { limit: 2 }));
     assert_eq!(log.calls(), (2, 1));
     assert_exact([&parent], &handle, &log);
+}
+
+/// An owner's hook is called when both locks have been let go of, and before the child has a number.
+#[test]
+fn a_registration_finds_a_child_that_has_no_number_yet() {
+    struct Registers(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+    impl MappingHooks for Registers {
+        fn opened(&self, _: VmRange) {
+            let armed = self.0.lock().unwrap().take();
+            if let Some(register) = armed {
+                register();
+            }
+        }
+    }
+    let (system, file, log) = (System::default(), file(8), Log::new());
+    let hooks = Arc::new(Registers(Mutex::new(None)));
+    let followed = FileObject::builder(FileKind::Shmem, "followed")
+        .len(PAGE)
+        .hooks(hooks.clone())
+        .build();
+    let followed = OpenFile::new(followed, AccessMode::ReadWrite);
+    let parent = create(&system);
+    parent.map(&text(&file, 0, 8, AT)).unwrap();
+    parent.map(&text(&followed, 0, 1, AT + 8 * PAGE)).unwrap();
+    let handle = Arc::new(Mutex::new(None));
+    let (inside, probed_file, told, kept) = (
+        system.clone(),
+        file.clone(),
+        log.clone(),
+        Arc::clone(&handle),
+    );
+    *hooks.0.lock().unwrap() = Some(Box::new(move || {
+        let registered = register(&inside, &probed_file, BYTE, &told);
+        assert_eq!((inside.len(), told.calls()), (1, (2, 0)));
+        *kept.lock().unwrap() = Some(registered);
+    }));
+    let child = parent.dup().unwrap();
+    let handle = handle.lock().unwrap().take().unwrap();
+    assert_exact([&parent, &child], &handle, &log);
+    assert_eq!(log.calls(), (2, 0));
 }
 
 /// The child is in the file's index by then, and not in the system.

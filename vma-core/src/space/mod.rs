@@ -508,15 +508,16 @@ impl<B: Backend> fmt::Debug for AddressSpace<B> {
 impl<B: Backend> Drop for AddressSpace<B> {
     /// Lets go of files and owners: each mapping that is left counts as removed.
     fn drop(&mut self) {
-        let probed = self.probes_at_end();
         let inner = self.inner.get_mut();
         let view = self.core.tree.locked(&inner.writer);
         if inner.is_linked {
             files::unlink_all(&self.core, view);
         }
+        // Nobody has heard of a child that failed.
         if !inner.is_told {
             return;
         }
+        let probed = self.core.probes_at_end();
         let mut gone = Vec::new();
         for entry in view.iter(0) {
             if entry.value.is_shared_maywrite()

@@ -83,6 +83,33 @@ impl<B: Backend> Probed for Core<B> {
     }
 }
 
+impl<B: Backend> Core<B> {
+    fn probed_parts(&self) -> Vec<ProbedPart> {
+        let reader = self.tree.domain().register();
+        let guard = reader.pin();
+        let entries = self.tree.iter(0, &guard);
+        let probed = entries.filter_map(|entry| {
+            probed(Placed {
+                start: entry.start,
+                end: entry.end,
+                vma: entry.value,
+                pages: self.pages,
+            })
+        });
+        probed.collect()
+    }
+
+    /// Where probes have to look when the space goes with mappings still there: nothing is shown any more.
+    pub(super) fn probes_at_end(&self) -> Vec<ProbedPart> {
+        if !self.probes.is_in_system() {
+            return Vec::new();
+        }
+        self.probes.has_ended.store(true, Ordering::Relaxed);
+        fence_of_probes();
+        self.probed_parts()
+    }
+}
+
 impl<B: Backend> AddressSpace<B> {
     /// Takes it into a system, unless it is in it from its birth: probes are installed in what is mapped.
     pub(crate) fn join(&self, table: &Arc<Table<Core<B>>>) {
@@ -91,23 +118,7 @@ impl<B: Backend> AddressSpace<B> {
             return;
         }
         fence_of_probes();
-        self.settle_probes(&self.probed_parts());
-    }
-
-    fn probed_parts(&self) -> Vec<ProbedPart> {
-        let pages = self.core.pages;
-        let reader = self.register();
-        let guard = reader.pin();
-        let entries = self.core.tree.iter(0, &guard);
-        let probed = entries.filter_map(|entry| {
-            probed(Placed {
-                start: entry.start,
-                end: entry.end,
-                vma: entry.value,
-                pages,
-            })
-        });
-        probed.collect()
+        self.settle_probes(&self.core.probed_parts());
     }
 
     /// Probes look at these parts, with no lock held. A callback's panic goes on when all have looked.
@@ -131,16 +142,4 @@ impl<B: Backend> AddressSpace<B> {
             }
         }
     }
-
-    /// Where probes have to look when the space goes with mappings still there: nothing is shown any more.
-    pub(super) fn probes_at_end(&mut self) -> Vec<ProbedPart> {
-        // Nobody knew of a child that failed.
-        if !self.inner.get_mut().is_told || !self.core.probes.is_in_system() {
-            return Vec::new();
-        }
-        self.core.probes.has_ended.store(true, Ordering::Relaxed);
-        fence_of_probes();
-        self.probed_parts()
-    }
 }
-

@@ -1,4 +1,4 @@
-//! What is global in Linux: the registry of spaces, and the dup semaphore.
+//! What is global in Linux: the registry of spaces, the dup semaphore, and probes.
 //!
 //! A [`System`] knows its spaces by number. A space can live without one, and several systems in a process don't meet. Who has a
 //! [`SpaceHandle`] (Linux: a user of the `mm_struct`) has the space; with the last of them it ends. Who only looks needs none:
@@ -30,6 +30,7 @@
 //! # Locks
 //!
 //! ```text
+//! a probe's places    its callbacks are called with it: see `probes`
 //! dup semaphore   |  a thread sleeps on one of the two, and has the
 //! mmap lock       |  other without waiting or not at all: see `dup`
 //!   ...
@@ -272,8 +273,8 @@ impl<B: Backend> System<B> {
 
     /// Waits until no dup is under way, and lets none begin until the result is dropped. Dups that wait meanwhile hold nothing.
     ///
-    /// What is to be in all mappings of a file, those of children that are being made included, goes in under this. Debug builds
-    /// panic at waiting for a space's lock meanwhile.
+    /// What is to be in all mappings of a file, those of children that are being made included, goes in under this, as a
+    /// [probe](Self::register_probe)'s registration does. Debug builds panic at waiting for a space's lock meanwhile.
     ///
     /// # Errors
     /// [`GaveUp`]: `EINTR` for a system call.

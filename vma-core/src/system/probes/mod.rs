@@ -67,7 +67,8 @@ use crate::space::{Core, rethrow};
 /// makes no difference, unless [`concerns`](Self::concerns) asks [`ProbeSite::is_copied`].
 ///
 /// # When
-/// A call that maps, moves, unmaps, duplicates or ends has let go of all locks when it calls these, and returns when they have. At each
+/// A call that maps, moves, unmaps, duplicates or ends has let go of all locks when it calls these, and returns when they have. (Other threads
+/// of the space may find a mapping a little before it has its probe; nobody finds a dup's child before.) At each
 /// place `install` that has succeeded and `remove` take turns. They are called one after the other for each probe, in all of its
 /// spaces. A mapping that is split, merged or protected keeps its probes, and so does one that is replaced by the same part of the file:
 /// nothing is asked.
@@ -195,7 +196,7 @@ impl<B: Backend> ProbeHandle<B> {
     /// Removes it from everywhere, as dropping does. When this returns none of its callbacks is under way, nor comes again; but inside a
     /// callback, where it returns at once if somebody is at work, who completes it.
     ///
-    /// It waits for the probe's callbacks alone.
+    /// It waits for the probe's callbacks alone. As [`register_probe`](System::register_probe), not while the thread holds a guard of a space.
     ///
     /// # Panics
     /// When a callback does. It has been removed from everywhere.
