@@ -121,11 +121,10 @@ impl<S: Probed> Table<S> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let place = (Arc::clone(file), offset, number);
         let registered = Arc::new(Registered::new(Arc::clone(self), place, probe));
-        let quiesced = if planted("no_quiesce") {
-            None
-        } else {
-            Some(quiesce()?)
-        };
+        let mut quiesced = Some(quiesce()?);
+        if planted("early_dups") {
+            quiesced = None;
+        }
         let entry = (registered.key(), Arc::clone(&registered));
         self.probes.lock().insert(entry.0, entry.1);
         file.count_probe(true);
