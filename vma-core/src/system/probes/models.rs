@@ -190,7 +190,7 @@ fn model(preemptions: Option<usize>, f: impl Fn() + Send + Sync + 'static) {
 
 #[test]
 fn a_probe_is_in_what_is_mapped_meanwhile() {
-    model(Some(3), || {
+    model(Some(4), || {
         let world = World::new();
         let space = Space::new(&world.table);
         let mapper = {
@@ -207,7 +207,7 @@ fn a_probe_is_in_what_is_mapped_meanwhile() {
 
 #[test]
 fn a_probe_is_in_nothing_that_is_unmapped_meanwhile() {
-    model(Some(3), || {
+    model(Some(4), || {
         let world = World::new();
         let space = Space::new(&world.table);
         space.map(&world.file);
@@ -226,7 +226,7 @@ fn a_probe_is_in_nothing_that_is_unmapped_meanwhile() {
 /// A dup copies what it sees of the file's mark before the child is in the index.
 #[test]
 fn a_child_that_is_made_meanwhile_has_the_probe() {
-    model(Some(2), || {
+    model(Some(3), || {
         let world = World::new();
         let child = Space::new(&world.table);
         let dup = {
@@ -252,7 +252,7 @@ fn a_child_that_is_made_meanwhile_has_the_probe() {
 
 #[test]
 fn a_space_that_is_taken_in_meanwhile_has_the_probe() {
-    model(Some(3), || {
+    model(Some(4), || {
         let world = World::new();
         let space = Space::outside(&world.table);
         space.enter(&world.file);
@@ -273,7 +273,7 @@ fn a_space_that_is_taken_in_meanwhile_has_the_probe() {
 
 #[test]
 fn an_unregistered_probe_is_in_nothing_that_is_mapped_meanwhile() {
-    model(Some(3), || {
+    model(Some(4), || {
         let world = World::new();
         let space = Space::new(&world.table);
         let probe = world.register_alone();
@@ -292,7 +292,7 @@ fn an_unregistered_probe_is_in_nothing_that_is_mapped_meanwhile() {
 /// Who is in a callback doesn't wait: whoever is at work does it.
 #[test]
 fn what_a_callback_leaves_is_done() {
-    model(Some(3), || {
+    model(Some(4), || {
         let world = World::new();
         let (one, two) = (Space::new(&world.table), Space::new(&world.table));
         one.map(&world.file);
