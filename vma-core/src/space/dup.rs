@@ -289,10 +289,7 @@ impl<B: Backend> WriteGuard<'_, B> {
         self.fork(true)
     }
 
-    fn fork(
-        &mut self,
-        is_in_system: bool,
-    ) -> Result<(AddressSpace<B>, Vec<ProbedPart>), DupError> {
+    fn fork(&mut self, is_in_system: bool) -> Result<(AddressSpace<B>, Vec<ProbedPart>), DupError> {
         let space = self.space;
         // What was taken out may be what copies need.
         self.after.finish(space);

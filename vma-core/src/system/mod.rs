@@ -58,8 +58,8 @@ use vma_rcu::wait::{GaveUp, Wait};
 pub use self::error::{CreateError, ForkError, RegisterError};
 pub use self::handle::{SpaceHandle, WeakSpaceHandle};
 pub use self::member::SpaceRef;
-pub use self::probes::{Probe, ProbeError, ProbeHandle, ProbeSite};
 pub(crate) use self::probes::{Panicked, Place, Probed, Table, fence_of_probes};
+pub use self::probes::{Probe, ProbeError, ProbeHandle, ProbeSite};
 pub use self::registry::MemberId;
 pub use self::semaphore::Quiesced;
 
