@@ -93,8 +93,8 @@ pub use crate::space::{
     VmaRef, WriteGuard,
 };
 pub use crate::system::{
-    CreateError, ForkError, MemberId, Quiesced, RegisterError, SpaceHandle, SpaceRef, System,
-    SystemConfig, WeakSpaceHandle,
+    CreateError, ForkError, MemberId, Probe, ProbeError, ProbeHandle, ProbeSite, Quiesced,
+    RegisterError, SpaceHandle, SpaceRef, System, SystemConfig, WeakSpaceHandle,
 };
 pub use crate::vma::Vma;
 

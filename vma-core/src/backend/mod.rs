@@ -185,6 +185,13 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// Whether a page is present: first byte, mapping, offset in its file in pages. The space's lock is held.
     fn is_resident(&self, addr: u64, vma: &Vma, pgoff: u64) -> bool;
 
+    /// Whether a private mapping shows a page of its own at an address, in place of its file's. Asked with no lock held, for
+    /// [`ProbeSite::is_copied`](crate::ProbeSite::is_copied).
+    fn is_copied(&self, addr: u64) -> bool {
+        let _ = addr;
+        false
+    }
+
     /// The backend of a child. Nothing is behind its mappings yet.
     ///
     /// # Errors

@@ -27,6 +27,7 @@
 //! Entries of the index keep their place as long as they are there, since a walk goes on behind the last that it has seen. So a tenant that
 //! comes to show more pages gets further entries ([`Segments`](super::tenant::Segments)), and loses all of them at once.
 
+use std::any::Any;
 use std::fmt;
 use std::ops::{ControlFlow, Range};
 use std::ptr;
@@ -71,7 +72,7 @@ impl Part {
 }
 
 /// A space, as a file sees it that it maps.
-pub(crate) trait Mapper: Send + Sync {
+pub(crate) trait Mapper: Any + Send + Sync {
     /// Lets go of the file's pages that a part shows; of private copies as well, if told.
     fn unmap_pages(&self, file: &FileObject, part: Part, copies: bool);
 
@@ -289,6 +290,23 @@ impl FileObject {
             }
         });
         sum
+    }
+
+    /// Calls `f` for each space that maps some of these pages, or may do so, and the part of the file that it maps there, with no
+    /// lock held.
+    pub(crate) fn for_each_mapper(
+        &self,
+        pages: &Range<u64>,
+        mut f: impl FnMut(Arc<dyn Mapper>, Part),
+    ) {
+        self.for_each_tenant(pages, |tenant, (first, end)| {
+            // A space that is going needs no seeing to.
+            let Some(space) = tenant.space.upgrade() else {
+                return;
+            };
+            let pages = pages.start.max(first)..pages.end.min(end);
+            tenant.for_each(&pages, |part| f(Arc::clone(&space), part));
+        });
     }
 
     /// The mappings that show some of these pages, in order of their first page. What calls are making or taking away meanwhile may

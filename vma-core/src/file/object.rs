@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use parking_lot::{Mutex, MutexGuard};
+use vma_rcu::sync::atomic::AtomicUsize;
 
 use super::cache::PageCache;
 use super::mappings::Mappings;
@@ -64,6 +65,10 @@ pub struct FileObject {
     writable: AtomicI64,
     pages: PageCache,
     mappings: Mappings,
+    /// Probes of all systems. A call looks at it behind a fence, after it has published; a registration raises it, and has a fence before
+    /// it looks at what is mapped: of the two one sees the other. Release when raised, acquire: the probe can be found. Model:
+    /// `a_probe_is_in_what_is_mapped_meanwhile`.
+    probes: AtomicUsize,
     huge: Option<Arc<HugeFile>>,
     backend: Option<Arc<dyn FileBackend>>,
     /// Pages are marked when they are changed.
@@ -219,6 +224,7 @@ impl FileObject {
             writable: AtomicI64::new(0),
             pages: PageCache::new(None),
             mappings: Mappings::default(),
+            probes: AtomicUsize::new(0),
             huge: None,
             backend: None,
             tracked: false,
@@ -263,6 +269,20 @@ impl FileObject {
 
     pub(crate) fn pages(&self) -> &PageCache {
         &self.pages
+    }
+
+    /// Whether there may be probes in it.
+    pub(crate) fn has_probes(&self) -> bool {
+        self.probes.load(Ordering::Acquire) > 0
+    }
+
+    /// Counts a probe that comes or goes.
+    pub(crate) fn count_probe(&self, more: bool) {
+        if more {
+            self.probes.fetch_add(1, Ordering::Release);
+        } else {
+            self.probes.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     pub(super) fn mappings_index(&self) -> &Mappings {

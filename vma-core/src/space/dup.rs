@@ -7,16 +7,17 @@ use vma_rcu::tree::{Entry, Record as _};
 
 use super::draft::HookEvent;
 use super::maps::Marks;
+use super::probes::{self, ProbedPart};
 use super::{AddressSpace, Inner, WriteGuard, files};
 use crate::accounting::{Totals, check_commit};
-use crate::addr::VmRange;
+use crate::addr::Pages;
 use crate::anon::{AnonId, AnonIds};
 use crate::backend::{Backend, Inheritance, Inherited};
 use crate::error::{Errno, LimitError, PublishError};
 use crate::file::{FileObject, OpenFile};
 use crate::flags::{MdweFlags, VmaFlags};
 use crate::limits::SpaceConfig;
-use crate::vma::Vma;
+use crate::vma::{Placed, Vma};
 
 /// Why a space couldn't be duplicated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -82,8 +83,8 @@ fn inherited(vma: &Vma) -> Inheritance {
 }
 
 /// What a copy is made of.
-#[derive(Default)]
 struct Copied {
+    pages: Pages,
     entries: Entries,
     totals: Totals,
     /// Starts of mappings that keep a gap below them.
@@ -119,7 +120,13 @@ impl Copied {
             self.guarded.push(entry.start);
         }
         if copy.file().is_some() || copy.extras().is_some() {
-            self.followed.note(entry.start, entry.end, &copy);
+            let placed = Placed {
+                start: entry.start,
+                end: entry.end,
+                vma: &copy,
+                pages: self.pages,
+            };
+            self.followed.note(placed);
             self.maps_files |= copy.file().is_some();
         }
         self.entries.push((entry.start..entry.end, copy));
@@ -136,8 +143,13 @@ fn copy_layout<B: Backend>(
     let inner = guard.inner();
     let view = guard.space.core.tree.locked(&inner.writer);
     let mut copied = Copied {
+        pages: config.pages(),
         entries: Vec::with_capacity(view.len()),
-        ..Copied::default()
+        totals: Totals::default(),
+        guarded: Vec::new(),
+        followed: Followed::default(),
+        maps_files: false,
+        inherited: Vec::new(),
     };
     for entry in view.iter(0) {
         let pages = config.pages().count(entry.end - entry.start);
@@ -174,11 +186,15 @@ struct Followed {
     hooks: Vec<HookEvent>,
     writable: Vec<Arc<FileObject>>,
     huge: Vec<Arc<FileObject>>,
+    /// Where probes have to look.
+    probed: Vec<ProbedPart>,
 }
 
 impl Followed {
     #[cold]
-    fn note(&mut self, start: u64, end: u64, vma: &Vma) {
+    fn note(&mut self, placed: Placed<'_>) {
+        let vma = placed.vma;
+        self.probed.extend(probes::probed(placed));
         if let Some(file) = vma.file() {
             if vma.is_shared_maywrite() {
                 self.writable.push(file.object().clone());
@@ -190,7 +206,7 @@ impl Followed {
         if let Some(hooks) = vma.hooks() {
             self.hooks.push(HookEvent {
                 hooks: hooks.clone(),
-                range: VmRange::new(start, end),
+                range: placed.range(),
                 opened: true,
             });
         }
@@ -201,8 +217,9 @@ impl<B: Backend> WriteGuard<'_, B> {
     fn copy(
         &mut self,
         copying: Copying,
+        is_in_system: bool,
         backend: impl FnOnce() -> Result<B, PublishError>,
-    ) -> Result<AddressSpace<B>, DupError> {
+    ) -> Result<(AddressSpace<B>, Vec<ProbedPart>), DupError> {
         let config = self.space.config.load_full();
         let mut ids = self.space.identities.lock().clone();
         let copied = copy_layout(self, &config, &mut ids, copying)?;
@@ -212,6 +229,9 @@ impl<B: Backend> WriteGuard<'_, B> {
             backend()?,
             ids,
         );
+        if is_in_system {
+            child.core.probes.inherit(&self.space.core.probes);
+        }
         let parent = self.inner();
         let inner = child.inner.get_mut();
         // A child that fails half-way goes as it came.
@@ -235,7 +255,7 @@ impl<B: Backend> WriteGuard<'_, B> {
             file.count_huge_mapping(true);
         }
         self.after.tell(copied.followed.hooks);
-        Ok(child)
+        Ok((child, copied.followed.probed))
     }
 
     /// The pages of a child whose layout is there.
@@ -259,10 +279,21 @@ impl<B: Backend> WriteGuard<'_, B> {
     /// # Errors
     /// As there.
     pub fn dup(&mut self) -> Result<AddressSpace<B>, DupError> {
+        Ok(self.fork(false)?.0)
+    }
+
+    /// A child that is in the system of its parent, and where probes have to look in it.
+    pub(crate) fn dup_into_system(
+        &mut self,
+    ) -> Result<(AddressSpace<B>, Vec<ProbedPart>), DupError> {
+        self.fork(true)
+    }
+
+    fn fork(&mut self, is_in_system: bool) -> Result<(AddressSpace<B>, Vec<ProbedPart>), DupError> {
         let space = self.space;
         // What was taken out may be what copies need.
         self.after.finish(space);
-        self.copy(Copying::Fork, || space.core.backend.dup())
+        self.copy(Copying::Fork, is_in_system, || space.core.backend.dup())
     }
 
     /// As [`AddressSpace::checkpoint`].
@@ -274,7 +305,8 @@ impl<B: Backend> WriteGuard<'_, B> {
         B: Clone,
     {
         let space = self.space;
-        self.copy(Copying::Exact, || Ok(space.core.backend.clone()))
+        let copy = || Ok(space.core.backend.clone());
+        Ok(self.copy(Copying::Exact, false, copy)?.0)
     }
 }
 

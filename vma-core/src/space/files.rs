@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 use vma_rcu::sync::atomic::{Ordering, fence};
 use vma_rcu::tree::View;
 
+use super::probes::{self, ProbedPart};
 use super::{AddressSpace, Core};
 use crate::addr::Pages;
 use crate::backend::paged::{Frame, PAGE};
@@ -14,6 +15,7 @@ use crate::backend::{Backend, FileUnmap};
 use crate::error::PublishError;
 use crate::file::{FileKind, FileObject, Index, Mapper, OpenFile, Part, SpaceId, Tenancies};
 use crate::flags::VmaFlags;
+use crate::system::fence_of_probes;
 use crate::vma::{Placed, Vma};
 
 /// A part of a file that is mapped, or no longer.
@@ -22,6 +24,8 @@ struct Edit {
     file: Arc<OpenFile>,
     part: Part,
     comes: bool,
+    /// Probes concern it.
+    executes: bool,
 }
 
 impl Edit {
@@ -46,8 +50,11 @@ impl FileEdits {
             return;
         };
         let object = Arc::as_ptr(file.object());
-        let undone =
-            |edit: &Edit| edit.comes != comes && edit.part == part && edit.object() == object;
+        let executes = probes::concern(vma.vma);
+        let undone = |edit: &Edit| {
+            let same = edit.part == part && edit.object() == object && edit.executes == executes;
+            same && edit.comes != comes
+        };
         let near = self.0.len().saturating_sub(NEAR);
         match self.0[near..].iter().position(undone) {
             Some(at) => drop(self.0.remove(near + at)),
@@ -55,6 +62,7 @@ impl FileEdits {
                 file: file.clone(),
                 part,
                 comes,
+                executes,
             }),
         }
     }
@@ -99,6 +107,17 @@ impl FileEdits {
             linked.edits = &edits[..linked.edits.len() + of_file.len()];
         }
         Ok(linked)
+    }
+
+    /// What of it has probes, or may have had: of what has been published.
+    pub(super) fn probed(&self) -> Vec<ProbedPart> {
+        if !self.0.iter().any(|edit| edit.executes) {
+            return Vec::new();
+        }
+        fence_of_probes();
+        let has_probes = |edit: &&Edit| edit.executes && edit.file.object().has_probes();
+        let probed = self.0.iter().filter(has_probes);
+        probed.map(|edit| (edit.file.clone(), edit.part)).collect()
     }
 
     /// Whether something goes.
@@ -146,7 +165,7 @@ impl Drop for Linked<'_> {
 }
 
 /// What a mapping shows of its file.
-fn shown(vma: Placed<'_>) -> Option<(&Arc<OpenFile>, Part)> {
+pub(super) fn shown(vma: Placed<'_>) -> Option<(&Arc<OpenFile>, Part)> {
     let file = vma.file().filter(|_| !vma.vma.is_anonymous())?;
     let first = vma.vma.pgoff();
     let part = Part {
@@ -328,7 +347,7 @@ impl<B: Backend> Mapper for Core<B> {
 }
 
 /// Whether a mapping shows pages of a file, or copies of them.
-fn shows(vma: &Vma, file: &FileObject) -> bool {
+pub(super) fn shows(vma: &Vma, file: &FileObject) -> bool {
     let shown = vma.file().filter(|_| !vma.is_anonymous());
     shown.is_some_and(|shown| std::ptr::eq(&raw const **shown.object(), file))
 }

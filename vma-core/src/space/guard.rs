@@ -16,6 +16,7 @@ use super::files::{FileEdits, Linked};
 use super::gate::{Gates, fence_before_tables};
 use super::maps::Marks;
 use super::observe::Observed;
+use super::probes::ProbedPart;
 use super::{AddressSpace, Inner};
 use crate::accounting::Totals;
 use crate::backend::{Backend, PageChange};
@@ -134,6 +135,8 @@ struct Work {
     unlink: SmallVec<[FileEdits; 1]>,
     /// Files that are let go of with no lock held.
     unlinked: SmallVec<[FileEdits; 1]>,
+    /// Where probes have to look.
+    probed: Vec<ProbedPart>,
 }
 
 impl<B: Backend> After<B> {
@@ -150,6 +153,13 @@ impl<B: Backend> After<B> {
         self.changed = true;
         let work = self.work.get_or_insert_default();
         work.populate.push((start, end));
+    }
+
+    /// Probes look there when the lock has been let go.
+    pub(super) fn settle_probes(&mut self, probed: Vec<ProbedPart>) {
+        if !probed.is_empty() {
+            self.work.get_or_insert_default().probed.extend(probed);
+        }
     }
 
     /// What a call has removed from files leaves their indexes when its pages are gone.
@@ -201,6 +211,7 @@ impl Work {
         }
         // One owner's panic doesn't keep the others from hearing.
         let mut first = None;
+        space.settle_probes_at(&self.probed, &mut first);
         let mut tell = |event: &HookEvent| {
             let told = catch_unwind(AssertUnwindSafe(|| {
                 if event.opened {
@@ -447,6 +458,9 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
 
     #[inline(never)]
     fn follow(&mut self, followed: Followed) {
+        if self.space.core.probes.is_in_system() {
+            self.after.settle_probes(followed.files.probed());
+        }
         self.after.unlink_later(followed.files);
         for (file, delta) in followed.writable {
             file.count_writable(delta);

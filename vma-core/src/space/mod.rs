@@ -36,6 +36,7 @@ mod maps;
 mod observe;
 pub(crate) mod order;
 mod placement;
+mod probes;
 mod protect;
 mod query;
 mod remap;
@@ -88,6 +89,7 @@ use self::draft::{HugeEvent, Piece, Window, settle_huge};
 use self::guard::After;
 use self::maps::Landmarks;
 pub(crate) use self::observe::Observed;
+use self::probes::Probes;
 use crate::accounting::Totals;
 use crate::addr::Pages;
 use crate::anon::AnonIds;
@@ -142,12 +144,13 @@ pub struct AddressSpace<B: Backend = ()> {
     landmarks: Landmarks,
 }
 
-/// What files that are mapped here know of the space: nothing of it takes the space's lock.
-struct Core<B: Backend> {
+/// What files that are mapped here, and probes in them, know of the space: nothing of it takes the space's lock.
+pub(crate) struct Core<B: Backend> {
     /// For readers, without a lock.
     tree: RangeTree<Vma>,
     backend: B,
     pages: Pages,
+    probes: Probes<B>,
     tenancies: Tenancies,
 }
 
@@ -267,6 +270,7 @@ impl<B: Backend> AddressSpace<B> {
                 tree,
                 backend,
                 pages: config.pages(),
+                probes: Probes::default(),
             }),
             inner: RwSemaphore::with_statistics(inner, Observed::default()),
             config: ArcSwap::new(config),
@@ -512,9 +516,11 @@ impl<B: Backend> Drop for AddressSpace<B> {
         if inner.is_linked {
             files::unlink_all(&self.core, view);
         }
+        // Nobody has heard of a child that failed.
         if !inner.is_told {
             return;
         }
+        let probed = self.core.probes_at_end();
         let mut gone = Vec::new();
         for entry in view.iter(0) {
             if entry.value.is_shared_maywrite()
@@ -534,6 +540,7 @@ impl<B: Backend> Drop for AddressSpace<B> {
             }
         }
         settle_huge(&gone);
+        self.settle_probes(&probed);
     }
 }
 

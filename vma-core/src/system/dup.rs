@@ -201,9 +201,10 @@ impl<B: Backend> SpaceHandle<B> {
         let Some(parent) = &mut locked.parent else {
             unreachable!("only drop takes it out")
         };
-        let child = parent.dup();
+        let child = parent.dup_into_system();
         drop(locked);
-        let child = child?;
+        let (child, probed) = child?;
+        child.settle_probes(&probed);
         // A monitor of the parent is asked here, and waited for: nothing is held.
         Ok(system.adopt(child)?)
     }

@@ -1,4 +1,4 @@
-//! What is global in Linux: the registry of spaces, and the dup semaphore.
+//! What is global in Linux: the registry of spaces, the dup semaphore, and probes.
 //!
 //! A [`System`] knows its spaces by number. A space can live without one, and several systems in a process don't meet. Who has a
 //! [`SpaceHandle`] (Linux: a user of the `mm_struct`) has the space; with the last of them it ends. Who only looks needs none:
@@ -30,6 +30,7 @@
 //! # Locks
 //!
 //! ```text
+//! a probe's places    its callbacks are called with it: see `probes`
 //! dup semaphore   |  a thread sleeps on one of the two, and has the
 //! mmap lock       |  other without waiting or not at all: see `dup`
 //!   ...
@@ -43,6 +44,7 @@ mod member;
 #[cfg(all(test, loom))]
 #[allow(unsafe_code, clippy::unwrap_used, reason = "tests may")]
 mod models;
+mod probes;
 mod registry;
 mod semaphore;
 
@@ -56,6 +58,8 @@ use vma_rcu::wait::{GaveUp, Wait};
 pub use self::error::{CreateError, ForkError, RegisterError};
 pub use self::handle::{SpaceHandle, WeakSpaceHandle};
 pub use self::member::SpaceRef;
+pub(crate) use self::probes::{Panicked, Place, Probed, Table, fence_of_probes};
+pub use self::probes::{Probe, ProbeError, ProbeHandle, ProbeSite};
 pub use self::registry::MemberId;
 pub use self::semaphore::Quiesced;
 
@@ -64,7 +68,7 @@ use self::registry::Registry;
 use self::semaphore::DupSemaphore;
 use crate::backend::Backend;
 use crate::limits::SpaceConfig;
-use crate::space::{AddressSpace, LockObserver};
+use crate::space::{AddressSpace, Core, LockObserver};
 
 /// What a [`System`] is made with.
 #[derive(Clone, Default)]
@@ -134,6 +138,7 @@ struct Shared<B: Backend> {
     registry: Registry<Living<B>>,
     dups: DupSemaphore,
     nested_dup: bool,
+    probes: Arc<Table<Core<B>>>,
     /// Last: when the registry has let go of its records.
     end: WindDown,
 }
@@ -163,6 +168,7 @@ impl<B: Backend> System<B> {
             shared: Arc::new(Shared {
                 registry: Registry::new(&domain, config.id_limit()),
                 nested_dup: config.nested_dup,
+                probes: Arc::default(),
                 dups: DupSemaphore::new(config.dup_observer),
                 end: WindDown(domain),
             }),
@@ -194,10 +200,14 @@ impl<B: Backend> System<B> {
     ///
     /// # Errors
     /// `EINVAL` it was made with another domain; `EAGAIN` no number is left; `ENOMEM`. The space has ended.
+    ///
+    /// # Panics
+    /// When a probe's callback does. The space has ended.
     pub fn adopt(&self, space: AddressSpace<B>) -> Result<SpaceHandle<B>, RegisterError> {
         if !space.domain().is_same(self.domain()) {
             return Err(RegisterError::OtherDomain);
         }
+        space.join(&self.shared.probes);
         let living = Living {
             space,
             system: Mutex::new(Some(Arc::clone(&self.shared) as _)),
@@ -263,8 +273,8 @@ impl<B: Backend> System<B> {
 
     /// Waits until no dup is under way, and lets none begin until the result is dropped. Dups that wait meanwhile hold nothing.
     ///
-    /// What is to be in all mappings of a file, those of children that are being made included, goes in under this. Debug builds
-    /// panic at waiting for a space's lock meanwhile.
+    /// What is to be in all mappings of a file, those of children that are being made included, goes in under this, as a
+    /// [probe](Self::register_probe)'s registration does. Debug builds panic at waiting for a space's lock meanwhile.
     ///
     /// # Errors
     /// [`GaveUp`]: `EINTR` for a system call.

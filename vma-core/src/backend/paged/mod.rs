@@ -307,6 +307,14 @@ impl Backend for Paged {
         looked.is_some_and(|entry| entry.head().is_some())
     }
 
+    fn is_copied(&self, addr: u64) -> bool {
+        let state = self.state();
+        let reader = state.domain.register();
+        let _guard = reader.pin();
+        let looked = state.tables.look(addr);
+        looked.is_some_and(|(_, entry)| entry.is_private())
+    }
+
     fn dup(&self) -> Result<Self, PublishError> {
         let parent = self.state();
         let child = Paged {
