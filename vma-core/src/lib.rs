@@ -51,6 +51,7 @@ mod backend;
 #[doc(hidden)]
 pub mod bench;
 mod error;
+mod events;
 mod file;
 mod flags;
 mod huge;
@@ -71,6 +72,9 @@ pub use crate::backend::{
     Backend, Fault, Faulted, FileUnmap, Inheritance, Inherited, PageChange, paged,
 };
 pub use crate::error::{Errno, LimitError, PublishError, SplitError};
+pub use crate::events::{
+    Invalidation, InvalidationReason, Notifier, NotifierRegistration, Sequence,
+};
 #[cfg(target_os = "linux")]
 pub use crate::file::HostFile;
 pub use crate::file::{

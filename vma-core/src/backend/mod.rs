@@ -104,6 +104,9 @@ pub struct Fault<'f> {
     /// Whether `vma` is still what is mapped there. To be asked under the lock under which the page is put in, so
     /// that a call that takes the mapping away finds the page.
     pub attached: &'f dyn Fn() -> bool,
+    /// A copy may take the place of a page that is shown: those who have noted it have been told. Else it's
+    /// [`Faulted::Replaces`].
+    pub may_replace: bool,
 }
 
 impl fmt::Debug for Fault<'_> {
@@ -124,6 +127,8 @@ pub enum Faulted {
     /// Something else is mapped there by now, or a call is moving pages: look up again, with the space's lock if
     /// that happens again and again.
     Again,
+    /// A copy would take the place of a page that is shown ([`Fault::may_replace`]).
+    Replaces,
     /// The mapping's file has to do something first, which may take long, or somebody is at the page. The caller lets go of its guard,
     /// and of the space's lock if it can, has the file do it ([`FileObject::prepare_page`]), and looks up again.
     NotReady,

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use super::draft::Draft;
 use super::fault::Pager;
-use super::{AddressSpace, WriteGuard, rounded_range};
+use super::{AddressSpace, WriteGuard, notify, rounded_range};
 use crate::addr::{Pages, VmRange};
 use crate::backend::{Backend, PageChange};
 use crate::error::{Errno, PublishError, SplitError};
+use crate::events::InvalidationReason;
 use crate::file::{FileIoError, FileObject, Seals};
 use crate::flags::{Advice, VmaFlags};
 use crate::limits::SpaceConfig;
@@ -443,7 +444,14 @@ impl<B: Backend> AddressSpace<B> {
             return self.populate_advised(start, end, advice);
         }
         let mut holes = Vec::new();
-        let result = self.write().advise_range(start, end, advice, &mut holes);
+        let clears = matches!(
+            advice,
+            Advice::DONTNEED | Advice::DONTNEED_LOCKED | Advice::GUARD_INSTALL
+        );
+        let ranges = || notify::named(start, if clears { end - start } else { 0 }, pages.size());
+        let mut guard = self.write_to(ranges, InvalidationReason::Clear);
+        let result = guard.advise_range(start, end, advice, &mut holes);
+        drop(guard);
         punch(holes).and(result)
     }
 

@@ -7,12 +7,13 @@ use vma_rcu::tree::{Entry, Record as _};
 
 use super::draft::HookEvent;
 use super::maps::Marks;
-use super::{AddressSpace, Inner, WriteGuard, files};
+use super::{AddressSpace, Inner, WriteGuard, files, notify};
 use crate::accounting::{Totals, check_commit};
 use crate::addr::VmRange;
 use crate::anon::{AnonId, AnonIds};
 use crate::backend::{Backend, Inheritance, Inherited};
 use crate::error::{Errno, LimitError, PublishError};
+use crate::events::InvalidationReason;
 use crate::file::{FileObject, OpenFile};
 use crate::flags::{MdweFlags, VmaFlags};
 use crate::limits::SpaceConfig;
@@ -260,6 +261,9 @@ impl<B: Backend> WriteGuard<'_, B> {
     /// As there.
     pub fn dup(&mut self) -> Result<AddressSpace<B>, DupError> {
         let space = self.space;
+        if self.notifies {
+            self.notify(notify::EVERYTHING, InvalidationReason::ProtectPage);
+        }
         // What was taken out may be what copies need.
         self.after.finish(space);
         self.copy(Copying::Fork, || space.core.backend.dup())
@@ -306,7 +310,8 @@ impl<B: Backend> AddressSpace<B> {
     ///
     /// Source: `dup_mmap()` in mm/mmap.c.
     pub fn dup(&self) -> Result<AddressSpace<B>, DupError> {
-        self.write().dup()
+        self.write_to(notify::everything, InvalidationReason::ProtectPage)
+            .dup()
     }
 
     /// A copy that is the same in everything, identities, locks and counters included: to try a call and go back.

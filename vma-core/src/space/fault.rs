@@ -16,6 +16,7 @@ use crate::anon::{AnonIds, reusable};
 use crate::backend::paged::{FrameAllocator, PAGE};
 use crate::backend::{Backend, Fault, Faulted};
 use crate::error::Errno;
+use crate::events::{InvalidationReason, Notifiers, Started};
 use crate::file::{FileIoError, FileObject};
 use crate::flags::{Advice, VmaFlags};
 use crate::limits::SpaceConfig;
@@ -224,15 +225,38 @@ impl FileWork {
     }
 }
 
-/// A page that a file has to do something for, when the space's lock has been let go of.
+/// What has to be done for a page when the space's lock has been let go of.
+enum Work {
+    /// By its file.
+    File(FileWork),
+    /// Notifiers hear that pages are going to be replaced by copies.
+    Tell(VmRange),
+}
+
+/// See [`Work`].
 #[derive(Default)]
 struct Deferred {
     /// What, and for which address.
-    work: Option<(FileWork, u64)>,
+    work: Option<(Work, u64)>,
+    /// What notifiers have been told of.
+    started: Option<Started>,
     /// What it failed with before.
     failed: Option<(FileWork, FaultError)>,
     /// Where to go on afterwards.
     resume: Option<u64>,
+}
+
+/// An error that nobody sees: it's tried again.
+fn later(addr: u64) -> FaultError {
+    let errno = Errno::EAGAIN;
+    FaultError::ReadFailed { addr, errno }
+}
+
+/// What may be replaced by faults of `at..end`, which lies in one mapping: whole pages.
+fn replaced(vma: Placed<'_>, at: u64, end: u64) -> VmRange {
+    let size = vma.vma.huge_page_size().unwrap_or(vma.pages.size());
+    let end = end.checked_next_multiple_of(size).unwrap_or(u64::MAX);
+    VmRange::new(at & !(size - 1), end)
 }
 
 /// Faults under a guard alone before the space's lock is asked for: each one lost to a call that replaced the mapping.
@@ -247,6 +271,9 @@ pub(super) struct Pager<'a, B> {
     domain: &'a Domain,
     /// `None`: the lock can't be let go of, and files do it while it's held.
     deferred: Option<RefCell<Deferred>>,
+    notifiers: &'a Notifiers,
+    /// There are some.
+    notifies: bool,
 }
 
 impl<'a, B: Backend> Pager<'a, B> {
@@ -310,6 +337,7 @@ impl<'a, B: Backend> Pager<'a, B> {
         }
         let reader = self.domain.register();
         let mut at = self.resume(start, end);
+        let mut started = None;
         while at < end {
             let guard = reader.pin();
             let fault = Fault {
@@ -320,11 +348,16 @@ impl<'a, B: Backend> Pager<'a, B> {
                 range: vma.range(),
                 pgoff: vma.pgoff_at(at),
                 attached: &|| true,
+                may_replace: self.may_replace(started.as_ref(), at),
             };
             match self.backend.fault(&fault).map_err(|error| error.at(at))? {
                 Faulted::Done => at = self.pages.floor(at) + self.pages.bytes(1),
                 // A call is moving pages.
                 Faulted::Again => std::thread::yield_now(),
+                Faulted::Replaces => {
+                    drop(guard);
+                    started = Some(self.tell(vma, at, end)?);
+                }
                 Faulted::NotReady => {
                     drop(guard);
                     self.file_work(vma, at, access)?;
@@ -332,6 +365,28 @@ impl<'a, B: Backend> Pager<'a, B> {
             }
         }
         Ok(())
+    }
+
+    /// Whether notifiers have been told that the page at `at` may be replaced.
+    fn may_replace(&self, started: Option<&Started>, at: u64) -> bool {
+        let page = VmRange::new(at, at + 1);
+        let covers = |started: &Started| started.covers(page);
+        let deferred = self.deferred.as_ref();
+        !self.notifies
+            || started.is_some_and(covers)
+            || deferred.is_some_and(|it| it.borrow().started.as_ref().is_some_and(covers))
+    }
+
+    /// Tells them, or leaves it for when the lock is free, as [`file_work`](Self::file_work) does.
+    fn tell(&self, vma: Placed<'_>, at: u64, end: u64) -> Result<Started, FaultError> {
+        let range = replaced(vma, at, end);
+        let Some(deferred) = &self.deferred else {
+            return Ok(self.notifiers.start(&[range], InvalidationReason::Clear));
+        };
+        let mut deferred = deferred.borrow_mut();
+        deferred.work = Some((Work::Tell(range), at));
+        deferred.resume = Some(at);
+        Err(later(at))
     }
 
     /// Where to begin: files may have made present what lies before, with the lock let go of.
@@ -359,12 +414,9 @@ impl<'a, B: Backend> Pager<'a, B> {
         {
             return Err(error.at(at));
         }
-        deferred.work = Some((work, at));
+        deferred.work = Some((Work::File(work), at));
         deferred.resume = Some(at);
-        Err(FaultError::ReadFailed {
-            addr: at,
-            errno: Errno::EAGAIN,
-        })
+        Err(later(at))
     }
 
     /// The first address in the part of a mapping that its file has no page for.
@@ -522,6 +574,8 @@ impl<B: Backend> AddressSpace<B> {
                     backend: &self.core.backend,
                     domain: self.domain(),
                     deferred: Some(RefCell::new(deferred)),
+                    notifiers: &self.core.notifiers,
+                    notifies: self.core.notifiers.is_any(),
                 };
                 let result = f(&pager);
                 deferred = pager.deferred.map(RefCell::into_inner).unwrap_or_default();
@@ -530,10 +584,18 @@ impl<B: Backend> AddressSpace<B> {
             let Some((work, addr)) = deferred.work.take() else {
                 return result;
             };
-            deferred.failed = match work.run(&self.core.backend, addr) {
-                Ok(()) => None,
-                Err(error) => Some((work, error)),
-            };
+            match work {
+                Work::File(work) => {
+                    deferred.failed = match work.run(&self.core.backend, addr) {
+                        Ok(()) => None,
+                        Err(error) => Some((work, error)),
+                    };
+                }
+                Work::Tell(range) => {
+                    let started = self.core.notifiers.start(&[range], InvalidationReason::Clear);
+                    deferred.started = Some(started);
+                }
+            }
         }
     }
 }
@@ -548,6 +610,8 @@ impl<B: Backend> WriteGuard<'_, B> {
             backend: &space.core.backend,
             domain: space.domain(),
             deferred: None,
+            notifiers: &space.core.notifiers,
+            notifies: self.notifies,
         }
     }
 
@@ -617,6 +681,10 @@ impl<B: Backend> AddressSpace<B> {
         need: Need,
         reader: &Reader,
     ) -> Result<(), FaultError> {
+        let notifiers = &self.core.notifiers;
+        let registered = notifiers.registered();
+        let notifies = registered > 0 && notifiers.is_any();
+        let mut started = None;
         let mut attempts = 0;
         while attempts < ATTEMPTS {
             let guard = reader.pin();
@@ -651,9 +719,24 @@ impl<B: Backend> AddressSpace<B> {
                 range: VmRange::new(entry.start, entry.end),
                 pgoff: vma.pgoff().wrapping_add((page - entry.start) / PAGE as u64),
                 attached: &attached,
+                may_replace: !notifies
+                    || started.as_ref().is_some_and(|started: &Started| {
+                        started.covers(replaced(self.place(&entry), page, page + 1))
+                    }),
             };
             match self.core.backend.fault(&fault) {
-                Ok(Faulted::Done) => return Ok(()),
+                Ok(Faulted::Done) => {
+                    if access == Access::Write {
+                        let page = VmRange::new(page, page + 1);
+                        notifiers.tell_late(registered, page, InvalidationReason::Clear);
+                    }
+                    return Ok(());
+                }
+                Ok(Faulted::Replaces) => {
+                    let range = replaced(self.place(&entry), page, page + 1);
+                    drop(guard);
+                    started = Some(notifiers.start(&[range], InvalidationReason::Clear));
+                }
                 Err(error) if attached() => return Err(error),
                 // What was wrong may be another mapping's doing.
                 Ok(Faulted::Again) | Err(_) => attempts += 1,
@@ -670,6 +753,15 @@ impl<B: Backend> AddressSpace<B> {
             }
         }
         self.touch_as(page, page + 1, need)
+    }
+
+    fn place<'e>(&self, entry: &vma_rcu::tree::Entry<'e, Vma>) -> Placed<'e> {
+        Placed {
+            start: entry.start,
+            end: entry.end,
+            vma: entry.value,
+            pages: self.core.pages,
+        }
     }
 
     /// Whether the page that a file had to do with is still what is mapped somewhere.

@@ -18,8 +18,10 @@ use super::maps::Marks;
 use super::observe::Observed;
 use super::{AddressSpace, Inner};
 use crate::accounting::Totals;
+use crate::addr::VmRange;
 use crate::backend::{Backend, PageChange};
 use crate::error::PublishError;
+use crate::events::Started;
 use crate::limits::SpaceConfig;
 use crate::vma::Vma;
 use smallvec::SmallVec;
@@ -94,6 +96,8 @@ pub struct WriteGuard<'s, B: Backend = ()> {
     pub(super) refused: Option<PublishError>,
     /// It's for one call, which may leave work for when the lock has been let go.
     pub(super) once: bool,
+    /// There are notifiers.
+    pub(super) notifies: bool,
 }
 
 impl<B: Backend> fmt::Debug for WriteGuard<'_, B> {
@@ -127,6 +131,8 @@ impl<B: Backend> Default for After<B> {
 
 #[derive(Default)]
 struct Work {
+    /// What notifiers were told of.
+    started: Vec<Started>,
     hooks: Vec<HookEvent>,
     /// Ranges to be made present.
     populate: Vec<(u64, u64)>,
@@ -143,6 +149,18 @@ impl<B: Backend> After<B> {
             self.changed = true;
             self.work.get_or_insert_default().hooks.extend(hooks);
         }
+    }
+
+    /// Notifiers are told of the end when pages are gone.
+    pub(super) fn end_later(&mut self, started: Started) {
+        self.changed = true;
+        self.work.get_or_insert_default().started.push(started);
+    }
+
+    /// Whether notifiers have been told of a range.
+    pub(super) fn is_announced(&self, range: VmRange) -> bool {
+        let mut started = self.work.iter().flat_map(|work| &work.started);
+        started.any(|started| started.covers(range))
     }
 
     /// A range is to be made present when the lock has been let go.
@@ -196,12 +214,18 @@ impl Work {
     }
 
     fn run<B: Backend>(self, space: &AddressSpace<B>) {
+        // One owner's panic doesn't keep the others from hearing.
+        let mut first = None;
+        for started in self.started {
+            match started.end() {
+                Some(panic) if first.is_some() => mem::forget(panic),
+                panic => first = first.or(panic),
+            }
+        }
         for (start, end) in self.populate {
             // What can't be had is passed over.
             let _ = space.populate(start, end, true);
         }
-        // One owner's panic doesn't keep the others from hearing.
-        let mut first = None;
         let mut tell = |event: &HookEvent| {
             let told = catch_unwind(AssertUnwindSafe(|| {
                 if event.opened {
@@ -285,7 +309,7 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
     /// What a call changes: nothing, yet.
     #[inline]
     pub(super) fn changes(&self) -> Changes {
-        Changes::new(self.inner().totals, B::ACTIVE)
+        Changes::new(self.inner().totals, B::ACTIVE || self.notifies)
     }
 
     /// Starts planning; `changes` takes what is planned, for [`commit`](Self::commit).
@@ -302,6 +326,9 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
 
     /// Prepares and publishes, once. On an error nothing has changed.
     pub(super) fn commit(&mut self, changes: &mut Changes) -> Result<(), PublishError> {
+        if self.notifies {
+            self.notify_changes(changes);
+        }
         if B::ACTIVE && !(changes.windows.is_empty() && changes.pages.is_empty()) {
             self.commit_with_pages(changes)
         } else {

@@ -33,6 +33,7 @@ mod guard;
 mod lock;
 mod map;
 mod maps;
+mod notify;
 mod observe;
 pub(crate) mod order;
 mod placement;
@@ -93,6 +94,7 @@ use crate::addr::Pages;
 use crate::anon::AnonIds;
 use crate::backend::Backend;
 use crate::error::PublishError;
+use crate::events::{InvalidationReason, Notifiers};
 use crate::flags::{MdweFlags, VmaFlags};
 use crate::limits::{ConfigError, SpaceConfig};
 use crate::vma::Vma;
@@ -147,6 +149,7 @@ struct Core<B: Backend> {
     tree: RangeTree<Vma>,
     backend: B,
     pages: Pages,
+    notifiers: Notifiers,
 }
 
 /// Protected by `AddressSpace::inner`.
@@ -264,6 +267,7 @@ impl<B: Backend> AddressSpace<B> {
                 tree,
                 backend,
                 pages: config.pages(),
+                notifiers: Notifiers::default(),
             }),
             inner: RwSemaphore::with_statistics(inner, Observed::default()),
             config: ArcSwap::new(config),
@@ -422,6 +426,7 @@ impl<B: Backend> AddressSpace<B> {
             after: After::default(),
             refused,
             once: false,
+            notifies: self.core.notifiers.is_any(),
         }
     }
 
@@ -504,6 +509,8 @@ impl<B: Backend> fmt::Debug for AddressSpace<B> {
 impl<B: Backend> Drop for AddressSpace<B> {
     /// Lets go of files and owners: each mapping that is left counts as removed.
     fn drop(&mut self) {
+        // Its pages go with the last part of it, after this.
+        let _started = self.start(&notify::everything(), InvalidationReason::Release);
         let inner = self.inner.get_mut();
         let view = self.core.tree.locked(&inner.writer);
         if inner.is_linked {

@@ -194,11 +194,17 @@ impl<B: Backend> SpaceHandle<B> {
         let shared = &system.shared;
         // Runs destructors, perhaps: before any lock.
         self.space().throttle(wait)?;
-        let mut locked = Locked::new(self.space(), &shared.dups, wait, shared.nested_dup)?;
-        let Some(parent) = &mut locked.parent else {
-            unreachable!("only drop takes it out")
+        let (child, locked) = loop {
+            let started = self.space().start_dup();
+            let mut locked = Locked::new(self.space(), &shared.dups, wait, shared.nested_dup)?;
+            let Some(parent) = &mut locked.parent else {
+                unreachable!("only drop takes it out")
+            };
+            if parent.is_announced(started.as_ref()) {
+                parent.end_later(started);
+                break (parent.dup(), locked);
+            }
         };
-        let child = parent.dup();
         drop(locked);
         let child = child?;
         // A monitor of the parent is asked here, and waited for: nothing is held.

@@ -126,6 +126,7 @@ pub(super) fn fault(paged: &Paged, fault: &Fault<'_>) -> Result<Faulted, FaultEr
                 let frame = paged.allocate(fault.addr)?;
                 New::of(Entry::of(frame.zeroed(), Kind::Anon, true))
             }
+            Source::CopyOfFound if !fault.may_replace => return Ok(Faulted::Replaces),
             Source::CopyOfFound => match copy_of(paged, seen, fault, found)? {
                 Some(new) => new,
                 None => continue,

@@ -18,12 +18,13 @@ use super::draft::{Draft, Piece};
 use super::map::place_error;
 use super::placement::{PlaceRequest, check_fixed, place};
 use super::unmap::{UnmapError, unmap_range};
-use super::{AddressSpace, WriteGuard};
+use super::{AddressSpace, WriteGuard, notify};
 use crate::accounting::{check_commit, check_expand, check_lock, map_count_error};
 use crate::addr::VmRange;
 use crate::anon::AnonId;
 use crate::backend::{Backend, PageChange};
 use crate::error::LimitError;
+use crate::events::InvalidationReason;
 use crate::file::FileKind;
 use crate::flags::{MapFlags, RemapFlags, VmaFlags};
 use crate::limits::SpaceConfig;
@@ -527,6 +528,15 @@ impl<B: Backend> AddressSpace<B> {
     ///
     /// Source: `do_mremap()` in mm/mremap.c.
     pub fn remap(&self, request: &RemapRequest) -> Result<u64, RemapError> {
-        self.write_once().remap(request)
+        let ranges = || {
+            let unit = self.config.load().huge_page_size;
+            let mut ranges = notify::named(request.addr, request.old_len, unit);
+            if request.flags.contains(RemapFlags::FIXED) {
+                ranges.extend(notify::named(request.new_addr, request.new_len, unit));
+            }
+            ranges
+        };
+        self.write_to(ranges, InvalidationReason::Unmap)
+            .remap(request)
     }
 }

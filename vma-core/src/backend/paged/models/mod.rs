@@ -201,11 +201,12 @@ impl Space {
                 range: VmRange::new(addr, addr + PAGE as u64),
                 pgoff: 0,
                 attached: &attached,
+                may_replace: true,
             };
             match fault::fault(&self.paged, &fault) {
                 Ok(Faulted::Done) => return true,
                 Err(error) if attached() => panic!("{error}"),
-                Ok(Faulted::Again | Faulted::NotReady) | Err(_) => {}
+                Ok(Faulted::Again | Faulted::NotReady | Faulted::Replaces) | Err(_) => {}
             }
         }
     }
