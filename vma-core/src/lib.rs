@@ -69,11 +69,12 @@ pub use crate::accounting::Totals;
 pub use crate::addr::VmRange;
 pub use crate::anon::AnonId;
 pub use crate::backend::{
-    Backend, Fault, Faulted, FileUnmap, Inheritance, Inherited, PageChange, paged,
+    Backend, Fault, Faulted, FileUnmap, Fill, Filled, Inheritance, Inherited, PageChange, paged,
 };
 pub use crate::error::{Errno, LimitError, PublishError, SplitError};
 pub use crate::events::{
-    Invalidation, InvalidationReason, Notifier, NotifierRegistration, Sequence,
+    Invalidation, InvalidationReason, Monitor, MonitorEvent, MonitorFeatures, MonitorFeaturesError,
+    MonitorModes, Notifier, NotifierRegistration, Sequence,
 };
 #[cfg(target_os = "linux")]
 pub use crate::file::HostFile;
@@ -92,9 +93,9 @@ pub use crate::limits::{
 pub use crate::space::{
     Access, AddressSpace, AdviseError, BrkError, CheckError, CoreError, DupError, FaultError,
     GrowError, LockError, LockObserver, LockTime, LockTimes, MapError, MapRequest, MapsEntry,
-    MapsName, MdweError, NameError, ProtectError, ReadGuard, RemapError, RemapFileError,
-    RemapRequest, SealError, SpecialError, SpecialMapping, Stats, SyncError, UnmapError, VmaLock,
-    VmaRef, WriteGuard,
+    MapsName, MdweError, MonitorError, NameError, ProtectError, ReadGuard, RemapError,
+    RemapFileError, RemapRequest, ResolveError, SealError, SpecialError, SpecialMapping, Stats,
+    SyncError, UnmapError, VmaLock, VmaRef, WriteGuard,
 };
 pub use crate::system::{
     CreateError, ForkError, MemberId, Quiesced, RegisterError, SpaceHandle, SpaceRef, System,

@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
+use vma_rcu::wait::Wait;
+
 use super::draft::Draft;
 use super::fault::Pager;
 use super::{AddressSpace, WriteGuard, notify, rounded_range};
 use crate::addr::{Pages, VmRange};
 use crate::backend::{Backend, PageChange};
 use crate::error::{Errno, PublishError, SplitError};
-use crate::events::InvalidationReason;
+use crate::events::{Announced, InvalidationReason};
 use crate::file::{FileIoError, FileObject, Seals};
 use crate::flags::{Advice, VmaFlags};
 use crate::limits::SpaceConfig;
@@ -344,6 +346,13 @@ fn parse(
     rounded_range(pages, addr, len).map_err(|()| bad)
 }
 
+fn tells_monitors(advice: Advice) -> bool {
+    matches!(
+        advice,
+        Advice::DONTNEED | Advice::DONTNEED_LOCKED | Advice::FREE | Advice::REMOVE
+    )
+}
+
 /// Whether an advice makes pages present, and does nothing else.
 fn populates(advice: Advice) -> bool {
     matches!(advice, Advice::POPULATE_READ | Advice::POPULATE_WRITE)
@@ -378,9 +387,23 @@ impl<B: Backend> WriteGuard<'_, B> {
         if populates(advice) {
             return self.populate_advised(start, end, advice);
         }
+        let told = self.announce_discard(start, end, advice);
+        self.after.deliver_later(told);
         let mut holes = Vec::new();
         let result = self.advise_range(start, end, advice, &mut holes);
         punch(holes).and(result)
+    }
+
+    /// Monitors hear of it before pages go. Source: `userfaultfd_remove()`.
+    fn announce_discard(&self, start: u64, end: u64, advice: Advice) -> Vec<Announced> {
+        if !tells_monitors(advice) {
+            return Vec::new();
+        }
+        self.announce_removal(start, end, |vma| {
+            let part = (vma.start.max(start), vma.end.min(end));
+            check_sealed(vma, advice).is_ok()
+                && check(vma, advice, self.config(), part.0, part.1).is_ok()
+        })
     }
 
     /// All but what files free of their pages.
@@ -442,6 +465,12 @@ impl<B: Backend> AddressSpace<B> {
         };
         if populates(advice) {
             return self.populate_advised(start, end, advice);
+        }
+        if tells_monitors(advice) && self.core.attention.is_expected() {
+            let told = self.write().announce_discard(start, end, advice);
+            for announced in told {
+                announced.deliver(Wait::forever());
+            }
         }
         let mut holes = Vec::new();
         let clears = matches!(

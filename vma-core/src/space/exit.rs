@@ -15,6 +15,8 @@ impl<B: Backend> WriteGuard<'_, B> {
         let mut changes = self.changes();
         let mut draft: Draft<'_> = self.draft(&config, &mut changes);
         draft.remove(start, end);
+        // Nobody is left who could wait.
+        changes.told.clear();
         self.commit(&mut changes)
     }
 }

@@ -298,16 +298,15 @@ impl<B: Backend> Core<B> {
 impl<B: Backend> Mapper for Core<B> {
     fn unmap_pages(&self, file: &FileObject, part: Part, copies: bool) {
         let range = self.range_of(part);
-        self.notifiers
-            .around(range, InvalidationReason::Clear, || {
-                self.with_shown(
-                    file,
-                    part,
-                    copies,
-                    |_| true,
-                    |unmap| self.backend.unmap_file(unmap),
-                );
-            });
+        self.notifiers.around(range, InvalidationReason::Clear, || {
+            self.with_shown(
+                file,
+                part,
+                copies,
+                |_| true,
+                |unmap| self.backend.unmap_file(unmap),
+            );
+        });
     }
 
     fn protect_pages(&self, file: &FileObject, part: Part) -> usize {
@@ -323,10 +322,9 @@ impl<B: Backend> Mapper for Core<B> {
 
     fn rob_heirs(&self, file: &FileObject, part: Part, frame: &Frame) {
         let range = self.range_of(part);
-        self.notifiers
-            .around(range, InvalidationReason::Clear, || {
-                self.rob(file, part, frame);
-            });
+        self.notifiers.around(range, InvalidationReason::Clear, || {
+            self.rob(file, part, frame);
+        });
     }
 
     fn settle(&self, protected: usize) {

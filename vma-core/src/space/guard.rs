@@ -21,7 +21,7 @@ use crate::accounting::Totals;
 use crate::addr::VmRange;
 use crate::backend::{Backend, PageChange};
 use crate::error::PublishError;
-use crate::events::Started;
+use crate::events::{Announced, Context, MonitorEvent, Started};
 use crate::limits::SpaceConfig;
 use crate::vma::Vma;
 use smallvec::SmallVec;
@@ -34,6 +34,8 @@ pub struct ReadGuard<'s, B: Backend = ()> {
     held: Option<Held>,
     /// What a downgraded guard has still to do.
     after: After<B>,
+    /// How long monitors are waited for then.
+    wait: Wait<'s>,
 }
 
 impl<'s, B: Backend> ReadGuard<'s, B> {
@@ -47,6 +49,7 @@ impl<'s, B: Backend> ReadGuard<'s, B> {
             inner: Some(inner),
             held: Some(held),
             after: After::default(),
+            wait: Wait::forever(),
         }
     }
 
@@ -69,7 +72,7 @@ impl<B: Backend> Drop for ReadGuard<'_, B> {
     fn drop(&mut self) {
         drop(self.inner.take());
         drop(self.held.take());
-        self.after.run(self.space);
+        self.after.run(self.space, self.wait);
     }
 }
 
@@ -133,6 +136,8 @@ impl<B: Backend> Default for After<B> {
 struct Work {
     /// What notifiers were told of.
     started: Vec<Started>,
+    /// What monitors are to be told.
+    told: Vec<Announced>,
     hooks: Vec<HookEvent>,
     /// Ranges to be made present.
     populate: Vec<(u64, u64)>,
@@ -155,6 +160,19 @@ impl<B: Backend> After<B> {
     pub(super) fn end_later(&mut self, started: Started) {
         self.changed = true;
         self.work.get_or_insert_default().started.push(started);
+    }
+
+    /// Monitors hear of it, and read it, when the lock has been let go.
+    pub(super) fn tell_monitors(&mut self, told: Vec<(Arc<Context>, MonitorEvent)>) {
+        let announced = told.into_iter();
+        self.deliver_later(announced.map(|(monitor, event)| monitor.announce(event)));
+    }
+
+    /// The same, of what has been announced.
+    pub(super) fn deliver_later(&mut self, announced: impl IntoIterator<Item = Announced>) {
+        self.changed = true;
+        let work = self.work.get_or_insert_default();
+        work.told.extend(announced);
     }
 
     /// Whether notifiers have been told of a range.
@@ -193,13 +211,13 @@ impl<B: Backend> After<B> {
 
     /// Does it, with no lock held.
     #[inline]
-    fn run(&mut self, space: &AddressSpace<B>) {
+    fn run(&mut self, space: &AddressSpace<B>, wait: Wait<'_>) {
         if !mem::take(&mut self.changed) {
             return;
         }
         self.finish(space);
         if let Some(work) = self.work.take() {
-            work.run(space);
+            work.run(space, wait);
         }
         space.core.tree.domain().collect();
     }
@@ -213,7 +231,7 @@ impl Work {
         }
     }
 
-    fn run<B: Backend>(self, space: &AddressSpace<B>) {
+    fn run<B: Backend>(self, space: &AddressSpace<B>, wait: Wait<'_>) {
         // One owner's panic doesn't keep the others from hearing.
         let mut first = None;
         for started in self.started {
@@ -221,10 +239,6 @@ impl Work {
                 Some(panic) if first.is_some() => mem::forget(panic),
                 panic => first = first.or(panic),
             }
-        }
-        for (start, end) in self.populate {
-            // What can't be had is passed over.
-            let _ = space.populate(start, end, true);
         }
         let mut tell = |event: &HookEvent| {
             let told = catch_unwind(AssertUnwindSafe(|| {
@@ -244,6 +258,13 @@ impl Work {
             .iter()
             .filter(|it| !it.opened)
             .for_each(&mut tell);
+        for announced in self.told {
+            announced.deliver(wait);
+        }
+        for (start, end) in self.populate {
+            // What can't be had is passed over.
+            let _ = space.populate(start, end, true);
+        }
         if let Some(panic) = first {
             rethrow(panic);
         }
@@ -263,22 +284,29 @@ pub(crate) fn rethrow(panic: Box<dyn Any + Send>) {
 /// What calls on a guard have left to be done, with the lock let go of already: it's done when this is dropped.
 pub(crate) struct Unfinished<'s, B: Backend> {
     space: &'s AddressSpace<B>,
+    wait: Wait<'s>,
     after: After<B>,
 }
 
 impl<B: Backend> Drop for Unfinished<'_, B> {
     fn drop(&mut self) {
-        self.after.run(self.space);
+        self.after.run(self.space, self.wait);
     }
 }
 
 impl<'s, B: Backend> WriteGuard<'s, B> {
+    /// How long what comes after the lock may wait.
+    pub(crate) fn wait_as(&mut self, wait: Wait<'s>) {
+        self.wait = wait;
+    }
+
     /// Lets the lock go, and leaves for later what is done without it.
     pub(crate) fn release(mut self) -> Unfinished<'s, B> {
         drop(self.inner.take());
         drop(self.held.take());
         Unfinished {
             space: self.space,
+            wait: self.wait,
             after: mem::take(&mut self.after),
         }
     }
@@ -309,7 +337,11 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
     /// What a call changes: nothing, yet.
     #[inline]
     pub(super) fn changes(&self) -> Changes {
-        Changes::new(self.inner().totals, B::ACTIVE || self.notifies)
+        Changes::new(
+            self.inner().totals,
+            B::ACTIVE || self.notifies,
+            self.space.core.attention.is_expected(),
+        )
     }
 
     /// Starts planning; `changes` takes what is planned, for [`commit`](Self::commit).
@@ -329,6 +361,14 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
         if self.notifies {
             self.notify_changes(changes);
         }
+        self.commit_changes(changes)?;
+        if !changes.told.is_empty() {
+            self.after.tell_monitors(mem::take(&mut changes.told));
+        }
+        Ok(())
+    }
+
+    fn commit_changes(&mut self, changes: &mut Changes) -> Result<(), PublishError> {
         if B::ACTIVE && !(changes.windows.is_empty() && changes.pages.is_empty()) {
             self.commit_with_pages(changes)
         } else {
@@ -494,6 +534,7 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
         };
         let mut guard = ReadGuard::new(self.space, inner.downgrade(), held);
         guard.after = mem::take(&mut self.after);
+        guard.wait = self.wait;
         guard
     }
 }
@@ -600,7 +641,7 @@ impl<B: Backend> Drop for WriteGuard<'_, B> {
     fn drop(&mut self) {
         drop(self.inner.take());
         drop(self.held.take());
-        self.after.run(self.space);
+        self.after.run(self.space, self.wait);
     }
 }
 
@@ -644,7 +685,7 @@ mod tests {
         let mut after = begin(&space, |guard| first(guard, addr));
         second(&space, addr);
         check(&mut cpu, addr);
-        after.run(&space);
+        after.run(&space, Wait::forever());
     }
 
     fn discard(guard: &mut WriteGuard<'_, Paged>, addr: u64) {

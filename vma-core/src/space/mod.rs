@@ -33,6 +33,7 @@ mod guard;
 mod lock;
 mod map;
 mod maps;
+mod monitor;
 mod notify;
 mod observe;
 pub(crate) mod order;
@@ -73,6 +74,7 @@ pub use self::guard::{ReadGuard, WriteGuard};
 pub use self::lock::LockError;
 pub use self::map::{MapError, MapRequest};
 pub use self::maps::{MapsEntry, MapsName};
+pub use self::monitor::{MonitorError, ResolveError};
 pub use self::observe::{LockObserver, LockTime, LockTimes};
 pub use self::protect::{MdweError, ProtectError};
 pub use self::query::{CoreError, SyncError};
@@ -94,7 +96,7 @@ use crate::addr::Pages;
 use crate::anon::AnonIds;
 use crate::backend::Backend;
 use crate::error::PublishError;
-use crate::events::{InvalidationReason, Notifiers};
+use crate::events::{Attention, InvalidationReason, Notifiers};
 use crate::flags::{MdweFlags, VmaFlags};
 use crate::limits::{ConfigError, SpaceConfig};
 use crate::vma::Vma;
@@ -150,6 +152,7 @@ struct Core<B: Backend> {
     backend: B,
     pages: Pages,
     notifiers: Notifiers,
+    attention: Arc<Attention>,
 }
 
 /// Protected by `AddressSpace::inner`.
@@ -268,6 +271,7 @@ impl<B: Backend> AddressSpace<B> {
                 backend,
                 pages: config.pages(),
                 notifiers: Notifiers::default(),
+                attention: Arc::default(),
             }),
             inner: RwSemaphore::with_statistics(inner, Observed::default()),
             config: ArcSwap::new(config),
@@ -329,6 +333,9 @@ impl<B: Backend> AddressSpace<B> {
     /// # Errors
     /// [`GaveUp`]: `EINTR` for a system call.
     pub fn read_with(&self, wait: Wait<'_>) -> Result<ReadGuard<'_, B>, GaveUp> {
+        if self.core.attention.is_raised() {
+            drop(self.write_with(wait)?);
+        }
         let held = order::MMAP.acquire(self.address());
         let inner = self.inner.read_with(wait)?;
         Ok(ReadGuard::new(self, inner, held))
@@ -418,7 +425,7 @@ impl<B: Backend> AddressSpace<B> {
         wait: Wait<'s>,
         refused: Option<PublishError>,
     ) -> WriteGuard<'s, B> {
-        WriteGuard {
+        let mut guard = WriteGuard {
             space: self,
             inner: Some(inner),
             held: Some(held),
@@ -427,7 +434,11 @@ impl<B: Backend> AddressSpace<B> {
             refused,
             once: false,
             notifies: self.core.notifiers.is_any(),
+        };
+        if self.core.attention.is_raised() {
+            guard.reap_monitors();
         }
+        guard
     }
 
     fn address(&self) -> usize {

@@ -200,6 +200,7 @@ impl<B: Backend> SpaceHandle<B> {
             let Some(parent) = &mut locked.parent else {
                 unreachable!("only drop takes it out")
             };
+            parent.wait_as(wait);
             if parent.is_announced(started.as_ref()) {
                 parent.end_later(started);
                 break (parent.dup(), locked);

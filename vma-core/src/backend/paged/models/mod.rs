@@ -202,11 +202,15 @@ impl Space {
                 pgoff: 0,
                 attached: &attached,
                 may_replace: true,
+                monitored: crate::MonitorModes::empty(),
             };
             match fault::fault(&self.paged, &fault) {
                 Ok(Faulted::Done) => return true,
                 Err(error) if attached() => panic!("{error}"),
-                Ok(Faulted::Again | Faulted::NotReady | Faulted::Replaces) | Err(_) => {}
+                Ok(
+                    Faulted::Again | Faulted::NotReady | Faulted::Replaces | Faulted::Monitored(_),
+                )
+                | Err(_) => {}
             }
         }
     }
