@@ -15,7 +15,8 @@ use vma_core::paged::{FramePool, Paged};
 use vma_core::{
     Access, AccessMode, AddressSpace, Advice, CancelToken, Errno, FaultError, FileKind, FileObject,
     GaveUp, MapFlags, MapRequest, Monitor, MonitorEvent, MonitorFeatures as Features,
-    MonitorModes as Modes, OpenFile, Prot, RemapFlags, RemapRequest, VmRange, VmaFlags, Wait,
+    MonitorModes as Modes, OpenFile, Prot, RemapFlags, RemapRequest, SpaceConfig, VmRange,
+    VmaFlags, Wait, WriteGuard,
 };
 
 const SOON: Duration = Duration::from_millis(50);
@@ -101,6 +102,12 @@ impl Model {
         self.monitors[number].get_or_insert_with(|| monitor(features))
     }
 
+    /// Of events nobody reads nothing is waited for.
+    fn guard(&self) -> WriteGuard<'_> {
+        let now = Wait::until(Instant::now());
+        self.space.write_with(now).unwrap()
+    }
+
     fn run(&mut self, op: Op) -> Outcome {
         let place = |page: u64| ZONE + page * PAGE;
         let raw = |errno: Errno| errno.raw();
@@ -121,18 +128,18 @@ impl Model {
                     offset: if file.is_some() { page * PAGE } else { 0 },
                     ..MapRequest::anonymous(pages * PAGE, prot)
                 };
-                self.space
+                self.guard()
                     .map(&request)
                     .map(drop)
                     .map_err(|e| raw(e.errno()))
             }
             Op::Unmap(page, pages) => {
-                let result = self.space.unmap(place(page), pages * PAGE);
+                let result = self.guard().unmap(place(page), pages * PAGE);
                 result.map_err(|e| raw(e.errno()))
             }
             Op::Protect(page, pages, prot) => {
                 let prot = Prot::from_bits_retain(prot);
-                let result = self.space.protect(place(page), pages * PAGE, prot);
+                let result = self.guard().protect(place(page), pages * PAGE, prot);
                 result.map_err(|e| raw(e.errno()))
             }
             Op::Remap(page, pages, to) => {
@@ -143,7 +150,7 @@ impl Model {
                     flags: RemapFlags::MAYMOVE | RemapFlags::FIXED,
                     new_addr: place(to),
                 };
-                let result = self.space.remap(&request);
+                let result = self.guard().remap(&request);
                 result.map(drop).map_err(|e| raw(e.errno()))
             }
             Op::Register(number, page, pages, modes) => {
@@ -265,7 +272,13 @@ fn what_cannot_be_registered_is_refused_in_the_kernels_order() {
 #[test]
 fn a_name_and_a_monitor_do_not_get_lost_by_each_other() {
     let pool = FramePool::default();
-    let space = space(&pool);
+    let space = memory::space_with(
+        &pool,
+        SpaceConfig {
+            anon_names: true,
+            ..SpaceConfig::default()
+        },
+    );
     let addr = map(&space, 4);
     let monitor = monitor(Features::empty());
     space.set_name(addr, 4 * PAGE, Some("n")).unwrap();
