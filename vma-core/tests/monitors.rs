@@ -15,8 +15,8 @@ use vma_core::paged::{FramePool, Paged};
 use vma_core::{
     Access, AccessMode, AddressSpace, Advice, CancelToken, Errno, FaultError, FileKind, FileObject,
     GaveUp, MapFlags, MapRequest, Monitor, MonitorEvent, MonitorFeatures as Features,
-    MonitorModes as Modes, OpenFile, Prot, RemapFlags, RemapRequest, SpaceConfig, VmRange,
-    VmaFlags, Wait, WriteGuard,
+    MonitorModes as Modes, OpenFile, Prot, RemapFlags, RemapRequest, SpaceConfig, System,
+    SystemConfig, VmRange, VmaFlags, Wait, WriteGuard,
 };
 
 const SOON: Duration = Duration::from_millis(50);
@@ -296,11 +296,8 @@ fn a_name_and_a_monitor_do_not_get_lost_by_each_other() {
             )
         })
         .collect();
-    let named = |name: &str, registered| (name.to_owned(), registered);
-    assert_eq!(
-        names,
-        [named("m", true), named("n", true), named("n", false)]
-    );
+    let is = |name: &str, registered| (name.to_owned(), registered);
+    assert_eq!(names, [is("m", true), is("n", true), is("n", false)]);
     space.set_name(addr, PAGE, Some("n")).unwrap();
     drop(monitor);
     assert_eq!(layout(&space), [(addr, addr + 4 * PAGE, false)]);
@@ -605,7 +602,7 @@ fn stores_to_protected_pages_are_asked_about() {
     cpu.store_u8(addr + 3 * PAGE, 1).unwrap();
     space.advise(addr + PAGE, PAGE, Advice::DONTNEED).unwrap();
     cpu.store_u8(addr + PAGE, 1).unwrap();
-    // A page that moves is, if the mapping stays registered; what is registered once more isn't.
+    // What is registered once more isn't either.
     protect(4, true).unwrap();
     space.unregister_monitor(addr, 4 * PAGE, &monitor).unwrap();
     space
@@ -764,6 +761,43 @@ fn a_child_has_a_monitor_only_if_the_parents_hears_of_forks() {
     assert!(layout(&child).iter().all(|vma| !vma.2));
     assert_eq!(layout(&space).iter().filter(|vma| vma.2).count(), 2);
     drop(deaf);
+}
+
+/// C9: who doesn't answer delays the fork that it was told of, and nobody else.
+#[test]
+fn a_monitor_that_does_not_answer_delays_its_own_fork_alone() {
+    let _watchdog = watchdog::watch(Duration::from_secs(60));
+    let pool = FramePool::default();
+    let system = System::<Paged>::new(SystemConfig::default());
+    let member = || {
+        let backend = Paged::new(Arc::new(pool.clone()));
+        let config = SpaceConfig::default();
+        let space = AddressSpace::with_backend(config, system.domain(), backend);
+        system.adopt(space.unwrap()).unwrap()
+    };
+    let (parent, other) = (member(), member());
+    let addr = map(&parent, 2);
+    map(&other, 1);
+    let monitor = monitor(Features::EVENT_FORK);
+    parent
+        .register_monitor(addr, PAGE, &monitor, Modes::MISSING)
+        .unwrap();
+    let token = CancelToken::new();
+    thread::scope(|scope| {
+        let fork = scope.spawn(|| parent.dup_with(Wait::killable(&token)));
+        while !monitor.is_changing() {
+            thread::yield_now();
+        }
+        other.dup().unwrap();
+        drop(system.quiesce_dups(Wait::forever()).unwrap());
+        parent.unmap(addr + PAGE, PAGE).unwrap();
+        assert!(!fork.is_finished());
+        token.cancel();
+        // Giving up leaves the result; nobody has the child's monitor.
+        let child = fork.join().unwrap().unwrap();
+        assert!(layout(&child).iter().all(|vma| !vma.2));
+        assert!(monitor.try_read_event().is_none());
+    });
 }
 
 // --- All at once ---

@@ -234,7 +234,9 @@ impl Context {
     pub(crate) fn wake(&self, range: VmRange) {
         let is_elsewhere = |fault: &Pending| !range.contains(fault.addr);
         self.queue.lock().faults.retain(is_elsewhere);
-        self.waiters.wake();
+        if !planted("silent_wake") {
+            self.waiters.wake();
+        }
     }
 
     fn is_waiting(&self, ticket: u64) -> bool {

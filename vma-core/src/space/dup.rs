@@ -83,16 +83,13 @@ impl Heirs {
             .0
             .iter()
             .find(|(parent, ..)| Arc::ptr_eq(parent, monitor));
-        let child = match known {
-            Some((.., child)) => Arc::clone(child),
-            None => {
-                let (handle, child) = Monitor::for_child(monitor);
-                self.0
-                    .push((Arc::clone(monitor), handle, Arc::clone(&child)));
-                child
-            }
-        };
-        with_monitor(vma, &child)
+        if let Some((.., child)) = known {
+            return with_monitor(&vma, child);
+        }
+        let (handle, child) = Monitor::for_child(monitor);
+        let heir = with_monitor(&vma, &child);
+        self.0.push((Arc::clone(monitor), handle, child));
+        heir
     }
 }
 

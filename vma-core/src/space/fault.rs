@@ -671,7 +671,10 @@ impl<B: Backend> AddressSpace<B> {
                         Err(error) => Some((work, error)),
                     };
                 }
-                Work::Wait(asked) => deferred.gave_up = asked.wait(wait).is_err(),
+                Work::Wait(asked) => {
+                    deferred.started = None;
+                    deferred.gave_up = asked.wait(wait).is_err();
+                }
                 Work::Tell(range) => {
                     let started = self
                         .core
@@ -767,7 +770,7 @@ impl<B: Backend> AddressSpace<B> {
     ) -> Result<(), FaultError> {
         let notifiers = &self.core.notifiers;
         let registered = notifiers.registered();
-        let notifies = registered > 0 && notifiers.is_any();
+        let is_heard = registered > 0 && notifiers.is_any();
         let mut started = None;
         let mut asked: Option<Asked> = None;
         let mut attempts = 0;
@@ -804,7 +807,7 @@ impl<B: Backend> AddressSpace<B> {
                 range: VmRange::new(entry.start, entry.end),
                 pgoff: vma.pgoff().wrapping_add((page - entry.start) / PAGE as u64),
                 attached: &attached,
-                may_replace: !notifies
+                may_replace: !is_heard
                     || started.as_ref().is_some_and(|started: &Started| {
                         started.covers(replaced(self.place(&entry), page, page + 1))
                     }),
@@ -833,6 +836,8 @@ impl<B: Backend> AddressSpace<B> {
                     match asked.take() {
                         Some(asked) if asked.is_for(page, monitor) => {
                             drop(guard);
+                            // Nothing is to wait for what a monitor does.
+                            started = None;
                             let waited = asked.wait(need.wait);
                             waited.map_err(|_| FaultError::Interrupted(page))?;
                         }

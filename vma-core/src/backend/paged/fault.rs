@@ -189,7 +189,7 @@ fn asked_about(fault: &Fault<'_>, source: Source<'_>) -> Option<MonitorModes> {
 pub(super) fn fill(
     paged: &Paged,
     fault: &Fault<'_>,
-    fill: &Fill<'_>,
+    content: &Fill<'_>,
 ) -> Result<Filled, FaultError> {
     let state = paged.state();
     let looked = state.tables.look(fault.addr);
@@ -198,10 +198,10 @@ pub(super) fn fill(
     }
     let is_shared = fault.vma.flags().contains(VmaFlags::SHARED);
     let shared = fault.vma.file().filter(|_| is_shared);
-    let new = match (fill, shared) {
+    let new = match (content, shared) {
         (Fill::Files, _) => None,
         (_, Some(file)) => {
-            if !add_to_file(paged, fault, file, fill)? {
+            if !add_to_file(paged, fault, file, content)? {
                 return Ok(Filled::Exists);
             }
             None
@@ -237,12 +237,12 @@ fn add_to_file(
     paged: &Paged,
     fault: &Fault<'_>,
     file: &OpenFile,
-    fill: &Fill<'_>,
+    content: &Fill<'_>,
 ) -> Result<bool, FaultError> {
     let object = file.object();
     let new = paged.pending.until_some(|| object.pages().allocate());
     let new = new.ok_or(FaultError::OutOfMemory(fault.addr))?;
-    let frame = match fill {
+    let frame = match content {
         Fill::Bytes(bytes) => {
             let frame = new.filled();
             frame.bytes().write(0, bytes);
