@@ -1,5 +1,7 @@
 //! Monitors: how mappings look that have one, who is asked about what, and what waits for whom.
 
+#![allow(clippy::unwrap_used, reason = "tests may")]
+
 mod memory;
 mod uffd;
 mod watchdog;
@@ -14,9 +16,9 @@ use uffd::{Kernel, Kind, Op, Outcome};
 use vma_core::paged::{FramePool, Paged};
 use vma_core::{
     Access, AccessMode, AddressSpace, Advice, CancelToken, Errno, FaultError, FileKind, FileObject,
-    GaveUp, MapFlags, MapRequest, Monitor, MonitorEvent, MonitorFeatures as Features,
-    MonitorModes as Modes, OpenFile, Prot, RemapFlags, RemapRequest, SpaceConfig, System,
-    SystemConfig, VmRange, VmaFlags, Wait, WriteGuard,
+    GaveUp, MapFlags, MapRequest, Monitor, MonitorError, MonitorEvent, MonitorFeatures as Features,
+    MonitorModes as Modes, OpenFile, Prot, RemapFlags, RemapRequest, ResolveError, SpaceConfig,
+    System, SystemConfig, VmRange, VmaFlags, Wait, WriteGuard,
 };
 
 const SOON: Duration = Duration::from_millis(50);
@@ -229,7 +231,7 @@ fn what_cannot_be_registered_is_refused_in_the_kernels_order() {
     let addr = map(&space, 8);
     let register = |addr, len, monitor: &Monitor, modes: Modes| {
         let result = space.register_monitor(addr, len, monitor, modes);
-        result.map_err(|error| error.errno())
+        result.map_err(MonitorError::errno)
     };
     let (einval, missing) = (Err(Errno::EINVAL), Modes::MISSING);
     assert_eq!(register(addr, PAGE, &mine, Modes::empty()), einval);
@@ -251,7 +253,7 @@ fn what_cannot_be_registered_is_refused_in_the_kernels_order() {
     assert_eq!(register(addr, 2 * PAGE, &other, missing), Err(Errno::EBUSY));
     let unregister = |len, monitor: &Monitor| {
         let result = space.unregister_monitor(addr, len, monitor);
-        result.map_err(|error| error.errno())
+        result.map_err(MonitorError::errno)
     };
     assert_eq!(unregister(PAGE, &other), einval);
     assert_eq!(unregister(0, &mine), einval);
@@ -259,7 +261,7 @@ fn what_cannot_be_registered_is_refused_in_the_kernels_order() {
     // A monitor is one space's.
     let child = space.dup().unwrap();
     let elsewhere = child.register_monitor(addr, PAGE, &mine, missing);
-    assert_eq!(elsewhere.map_err(|error| error.errno()), einval);
+    assert_eq!(elsewhere.map_err(MonitorError::errno), einval);
     assert_eq!(
         Monitor::new(Features::from_bits_retain(1 << 20))
             .unwrap_err()
@@ -326,7 +328,7 @@ fn a_monitor_that_dies_leaves_mappings_as_if_it_had_not_been() {
 
 #[test]
 fn an_access_waits_until_its_page_is_there() {
-    let _watchdog = watchdog::watch(Duration::from_secs(60));
+    let _watchdog = watchdog::watch(Duration::from_mins(1));
     let pool = FramePool::default();
     let (space, addr, monitor) = missing(&pool, 4);
     thread::scope(|scope| {
@@ -367,7 +369,7 @@ fn what_a_monitor_puts_in_place_is_refused_where_it_does_not_fit() {
     let copy = |addr, pages: u64| {
         let bytes = vec![1; (pages * PAGE) as usize];
         let result = space.monitor_copy(&monitor, addr, &bytes);
-        result.map_err(|error| error.errno())
+        result.map_err(ResolveError::errno)
     };
     assert_eq!(copy(addr + 1, 1), Err(Errno::EINVAL));
     assert_eq!(copy(addr, 0), Err(Errno::EINVAL));
@@ -386,14 +388,14 @@ fn what_a_monitor_puts_in_place_is_refused_where_it_does_not_fit() {
     assert_eq!(copy(addr + PAGE, 1), Err(Errno::EEXIST));
     assert_eq!(copy(addr, 2), Ok(PAGE), "up to what is there");
     let zero = space.monitor_zero(&monitor, addr, PAGE);
-    assert_eq!(zero.map_err(|error| error.errno()), Err(Errno::EEXIST));
+    assert_eq!(zero.map_err(ResolveError::errno), Err(Errno::EEXIST));
     let minor = space.monitor_continue(&monitor, addr + 2 * PAGE, PAGE);
-    assert_eq!(minor.map_err(|error| error.errno()), Err(Errno::EINVAL));
+    assert_eq!(minor.map_err(ResolveError::errno), Err(Errno::EINVAL));
     let protect = space.monitor_write_protect(&monitor, addr, PAGE, true);
-    assert_eq!(protect.map_err(|error| error.errno()), Err(Errno::ENOENT));
+    assert_eq!(protect.map_err(ResolveError::errno), Err(Errno::ENOENT));
     let stranger = self::monitor(Features::empty());
     let foreign = space.monitor_copy(&stranger, addr, &page_of(1));
-    assert_eq!(foreign.map_err(|error| error.errno()), Err(Errno::EINVAL));
+    assert_eq!(foreign.map_err(ResolveError::errno), Err(Errno::EINVAL));
     // Without pages behind it.
     let bare = AddressSpace::default();
     let addr = bare.map(&MapRequest::anonymous(PAGE, RW)).unwrap();
@@ -401,12 +403,12 @@ fn what_a_monitor_puts_in_place_is_refused_where_it_does_not_fit() {
     bare.register_monitor(addr, PAGE, &monitor, Modes::MISSING)
         .unwrap();
     let none = bare.monitor_copy(&monitor, addr, &page_of(1));
-    assert_eq!(none.map_err(|error| error.errno()), Err(Errno::EINVAL));
+    assert_eq!(none.map_err(ResolveError::errno), Err(Errno::EINVAL));
 }
 
 #[test]
 fn accesses_that_wait_go_on_when_the_monitor_dies() {
-    let _watchdog = watchdog::watch(Duration::from_secs(60));
+    let _watchdog = watchdog::watch(Duration::from_mins(1));
     let pool = FramePool::default();
     let (space, addr, monitor) = missing(&pool, 4);
     thread::scope(|scope| {
@@ -429,7 +431,7 @@ fn accesses_that_wait_go_on_when_the_monitor_dies() {
 
 #[test]
 fn accesses_that_wait_go_on_when_the_range_is_unregistered() {
-    let _watchdog = watchdog::watch(Duration::from_secs(60));
+    let _watchdog = watchdog::watch(Duration::from_mins(1));
     let pool = FramePool::default();
     let (space, addr, monitor) = missing(&pool, 1);
     thread::scope(|scope| {
@@ -442,7 +444,7 @@ fn accesses_that_wait_go_on_when_the_range_is_unregistered() {
 
 #[test]
 fn an_access_that_waits_can_be_given_up() {
-    let _watchdog = watchdog::watch(Duration::from_secs(60));
+    let _watchdog = watchdog::watch(Duration::from_mins(1));
     let pool = FramePool::default();
     let (space, addr, monitor) = missing(&pool, 2);
     let token = CancelToken::new();
@@ -493,7 +495,7 @@ fn what_cannot_wait_is_an_error() {
 
 #[test]
 fn populating_asks_as_well() {
-    let _watchdog = watchdog::watch(Duration::from_secs(60));
+    let _watchdog = watchdog::watch(Duration::from_mins(1));
     let pool = FramePool::default();
     let (space, addr, monitor) = missing(&pool, 3);
     thread::scope(|scope| {
@@ -511,7 +513,7 @@ fn populating_asks_as_well() {
 
 #[test]
 fn pages_of_shared_memory_are_asked_about() {
-    let _watchdog = watchdog::watch(Duration::from_secs(60));
+    let _watchdog = watchdog::watch(Duration::from_mins(1));
     let pool = FramePool::default();
     let space = space(&pool);
     let memory = FileObject::builder(FileKind::Shmem, "m")
@@ -534,7 +536,7 @@ fn pages_of_shared_memory_are_asked_about() {
         let load = scope.spawn(|| space.accessor().load_u8(shared + PAGE));
         assert_eq!(fault(&monitor), (shared + PAGE, Access::Read, Modes::MINOR));
         let copy = space.monitor_copy(&monitor, shared + PAGE, &page_of(1));
-        assert_eq!(copy.map_err(|error| error.errno()), Err(Errno::EEXIST));
+        assert_eq!(copy.map_err(ResolveError::errno), Err(Errno::EEXIST));
         assert_eq!(
             space.monitor_continue(&monitor, shared + PAGE, PAGE),
             Ok(PAGE)
@@ -544,7 +546,7 @@ fn pages_of_shared_memory_are_asked_about() {
         let load = scope.spawn(|| space.accessor().load_u8(shared));
         assert_eq!(fault(&monitor), (shared, Access::Read, Modes::MISSING));
         let minor = space.monitor_continue(&monitor, shared, PAGE);
-        assert_eq!(minor.map_err(|error| error.errno()), Err(Errno::EFAULT));
+        assert_eq!(minor.map_err(ResolveError::errno), Err(Errno::EFAULT));
         space.monitor_copy(&monitor, shared, &page_of(6)).unwrap();
         assert_eq!(load.join().unwrap(), Ok(6));
         let mut bytes = [0];
@@ -562,13 +564,13 @@ fn pages_of_shared_memory_are_asked_about() {
     });
     memory.truncate(3 * PAGE).unwrap();
     let beyond = space.monitor_copy(&monitor, shared + 3 * PAGE, &page_of(1));
-    assert_eq!(beyond.map_err(|error| error.errno()), Err(Errno::EFAULT));
+    assert_eq!(beyond.map_err(ResolveError::errno), Err(Errno::EFAULT));
     check(&space);
 }
 
 #[test]
 fn stores_to_protected_pages_are_asked_about() {
-    let _watchdog = watchdog::watch(Duration::from_secs(60));
+    let _watchdog = watchdog::watch(Duration::from_mins(1));
     let pool = FramePool::default();
     let space = space(&pool);
     let addr = map(&space, 4);
@@ -640,7 +642,7 @@ fn event_of(
         }
         assert!(!returned.load(Ordering::Relaxed));
         let copy = space.monitor_copy(monitor, 0x1_0000_0000, &page_of(1));
-        assert_eq!(copy.map_err(|error| error.errno()), Err(Errno::EAGAIN));
+        assert_eq!(copy.map_err(ResolveError::errno), Err(Errno::EAGAIN));
         let event = monitor.read_event(Wait::forever()).unwrap();
         call.join().unwrap();
         assert!(!monitor.is_changing());
@@ -650,7 +652,7 @@ fn event_of(
 
 #[test]
 fn calls_wait_until_their_events_are_read() {
-    let _watchdog = watchdog::watch(Duration::from_secs(60));
+    let _watchdog = watchdog::watch(Duration::from_mins(1));
     let pool = FramePool::default();
     let space = space(&pool);
     let (addr, to) = (map(&space, 8), map(&space, 8));
@@ -699,7 +701,7 @@ fn calls_wait_until_their_events_are_read() {
 
 #[test]
 fn who_gives_up_waiting_for_an_event_leaves_what_is_done() {
-    let _watchdog = watchdog::watch(Duration::from_secs(60));
+    let _watchdog = watchdog::watch(Duration::from_mins(1));
     let pool = FramePool::default();
     let space = space(&pool);
     let addr = map(&space, 4);
@@ -727,7 +729,7 @@ fn who_gives_up_waiting_for_an_event_leaves_what_is_done() {
 
 #[test]
 fn a_child_has_a_monitor_only_if_the_parents_hears_of_forks() {
-    let _watchdog = watchdog::watch(Duration::from_secs(60));
+    let _watchdog = watchdog::watch(Duration::from_mins(1));
     let pool = FramePool::default();
     let (space, addr, deaf) = missing(&pool, 2);
     let other = map(&space, 2);
@@ -752,7 +754,7 @@ fn a_child_has_a_monitor_only_if_the_parents_hears_of_forks() {
         let load = scope.spawn(|| child.accessor().load_u8(other));
         assert_eq!(fault(&heir).0, other);
         let foreign = child.monitor_copy(&monitor, other, &page_of(1));
-        assert_eq!(foreign.map_err(|error| error.errno()), Err(Errno::EINVAL));
+        assert_eq!(foreign.map_err(ResolveError::errno), Err(Errno::EINVAL));
         child.monitor_copy(&heir, other, &page_of(8)).unwrap();
         assert_eq!(load.join().unwrap(), Ok(8));
         drop(heir);
@@ -766,7 +768,7 @@ fn a_child_has_a_monitor_only_if_the_parents_hears_of_forks() {
 /// C9: who doesn't answer delays the fork that it was told of, and nobody else.
 #[test]
 fn a_monitor_that_does_not_answer_delays_its_own_fork_alone() {
-    let _watchdog = watchdog::watch(Duration::from_secs(60));
+    let _watchdog = watchdog::watch(Duration::from_mins(1));
     let pool = FramePool::default();
     let system = System::<Paged>::new(SystemConfig::default());
     let member = || {

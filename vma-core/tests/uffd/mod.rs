@@ -222,7 +222,11 @@ impl Kernel {
                     Kind::NeverWritten => (self.memory[1].as_raw_fd(), libc::MAP_SHARED, 1),
                     Kind::File => (self.regular.as_raw_fd(), libc::MAP_PRIVATE, 1),
                 };
-                let offset = if fd < 0 { 0 } else { (page * PAGE) as i64 };
+                let offset = if fd < 0 {
+                    0
+                } else {
+                    (page * PAGE).cast_signed()
+                };
                 // SAFETY: within the zone, in which nothing of Rust's is.
                 let at = unsafe {
                     libc::mmap(
