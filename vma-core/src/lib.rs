@@ -40,7 +40,7 @@
 //!
 //! [`AddressSpace`] has the calls, each in a file of its name; [`merge`](crate) is decided in one place, and so is
 //! the identity of private pages ([`AnonId`]). [`Backend`] is the seam to memory: `()` keeps books only, [`paged`] is a
-//! software MMU. [`System`] is what is global in Linux: spaces by number, and what dups and probes exclude each other with.
+//! software MMU. [`Notifier`]s and [`Monitor`]s hear of what happens to it. [`System`] is what is global in Linux: spaces by number, and what dups and probes exclude each other with.
 
 #![deny(unsafe_code)]
 

@@ -206,9 +206,9 @@ impl<B: Backend> SpaceHandle<B> {
                 break (parent.dup(), locked);
             }
         };
+        // Monitors of the parent are told at its end, and waited for: nothing is held by then.
         drop(locked);
         let child = child?;
-        // A monitor of the parent is asked here, and waited for: nothing is held.
         Ok(system.adopt(child)?)
     }
 }
