@@ -585,6 +585,12 @@ fn stores_to_protected_pages_are_asked_about() {
     let protect = |pages, on| space.monitor_write_protect(&monitor, addr, pages * PAGE, on);
     protect(4, true).unwrap();
     assert_eq!(cpu.load_u8(addr), Ok(2), "loads aren't");
+    // What is cached for stores doesn't do any more.
+    let over = CancelToken::new();
+    over.cancel();
+    cpu.set_token(Some(over));
+    assert_eq!(cpu.store_u8(addr, 3), Err(FaultError::Interrupted(addr)));
+    cpu.set_token(None);
     // A child that shares the pages isn't asked, nor changes anything.
     let child = space.dup().unwrap();
     child.accessor().store_u8(addr, 9).unwrap();
@@ -675,6 +681,15 @@ fn calls_wait_until_their_events_are_read() {
     let removed = event(&|| space.advise(addr, 8 * PAGE, Advice::DONTNEED).unwrap_or(()));
     assert!(matches!(removed, MonitorEvent::Remove(range) if range == at(addr, 5)));
     space.monitor_copy(&monitor, addr, &page_of(4)).unwrap();
+    // Two mappings of one monitor: one event.
+    let more = map(&space, 5);
+    for page in [0, 2, 4] {
+        space
+            .register_monitor(more + page * PAGE, PAGE, &monitor, Modes::MISSING)
+            .unwrap();
+    }
+    let unmapped = event(&|| space.unmap(more, 5 * PAGE).unwrap());
+    assert!(matches!(unmapped, MonitorEvent::Unmap(range) if range == at(more, 5)));
     // A move is one event, and taking away the source another.
     thread::scope(|scope| {
         let moved = scope.spawn(|| {
@@ -731,7 +746,7 @@ fn who_gives_up_waiting_for_an_event_leaves_what_is_done() {
 fn a_child_has_a_monitor_only_if_the_parents_hears_of_forks() {
     let _watchdog = watchdog::watch(Duration::from_mins(1));
     let pool = FramePool::default();
-    let (space, addr, deaf) = missing(&pool, 2);
+    let (space, _, deaf) = missing(&pool, 2);
     let other = map(&space, 2);
     let monitor = monitor(EVENTS);
     let register = |start, monitor: &Monitor| {
@@ -743,13 +758,19 @@ fn a_child_has_a_monitor_only_if_the_parents_hears_of_forks() {
     assert!(space.dup().is_ok(), "nobody hears of it");
     register(other, &monitor);
     register(other + PAGE, &monitor);
+    let third = map(&space, 2);
+    register(third, &monitor);
     let event = event_of(&space, &monitor, || child = Some(space.dup().unwrap()));
     let (child, MonitorEvent::Fork(heir)) = (child.unwrap(), event) else {
         panic!("no fork");
     };
-    let registered: Vec<_> = layout(&child).iter().map(|vma| vma.2).collect();
-    let (low, high) = (addr.min(other), addr.max(other));
-    assert_eq!(registered, [low == other, high == other]);
+    let registered: Vec<_> = layout(&child).into_iter().filter(|vma| vma.2).collect();
+    let mut expected = [
+        (other, other + 2 * PAGE, true),
+        (third, third + PAGE, true),
+    ];
+    expected.sort_unstable();
+    assert_eq!(registered, expected);
     thread::scope(|scope| {
         let load = scope.spawn(|| child.accessor().load_u8(other));
         assert_eq!(fault(&heir).0, other);
@@ -761,7 +782,7 @@ fn a_child_has_a_monitor_only_if_the_parents_hears_of_forks() {
         assert_eq!(child.accessor().load_u8(other + PAGE), Ok(0));
     });
     assert!(layout(&child).iter().all(|vma| !vma.2));
-    assert_eq!(layout(&space).iter().filter(|vma| vma.2).count(), 2);
+    assert_eq!(layout(&space).iter().filter(|vma| vma.2).count(), 3);
     drop(deaf);
 }
 
@@ -800,6 +821,51 @@ fn a_monitor_that_does_not_answer_delays_its_own_fork_alone() {
         assert!(layout(&child).iter().all(|vma| !vma.2));
         assert!(monitor.try_read_event().is_none());
     });
+}
+
+/// Nobody is told, and nobody waited for.
+#[test]
+fn a_space_that_ends_waits_for_no_monitor() {
+    let _watchdog = watchdog::watch(Duration::from_mins(1));
+    let system = System::<()>::new(SystemConfig::default());
+    let handle = system.create(SpaceConfig::default(), ()).unwrap();
+    let addr = handle.map(&MapRequest::anonymous(PAGE, RW)).unwrap();
+    let monitor = monitor(EVENTS);
+    handle
+        .register_monitor(addr, PAGE, &monitor, Modes::MISSING)
+        .unwrap();
+    assert!(handle.exit());
+    assert!(monitor.try_read_event().is_none());
+}
+
+#[test]
+fn protection_moves_with_its_page() {
+    let pool = FramePool::default();
+    let space = space(&pool);
+    let (addr, to) = (map(&space, 1), map(&space, 1));
+    populate(&space, addr, 1, 1);
+    let monitor = monitor(Features::EVENT_REMAP);
+    space
+        .register_monitor(addr, PAGE, &monitor, Modes::WP)
+        .unwrap();
+    space
+        .monitor_write_protect(&monitor, addr, PAGE, true)
+        .unwrap();
+    let request = RemapRequest {
+        addr,
+        old_len: PAGE,
+        new_len: PAGE,
+        flags: RemapFlags::MAYMOVE | RemapFlags::FIXED,
+        new_addr: to,
+    };
+    let mut guard = space.write_with(Wait::at_most(SOON)).unwrap();
+    guard.remap(&request).unwrap();
+    drop(guard);
+    let touched = space.touch_with(to, 1, Access::Write, Wait::at_most(SOON));
+    assert_eq!(touched, Err(FaultError::Interrupted(to)));
+    drop(monitor);
+    assert_eq!(space.touch(to, 1, Access::Write), Ok(()));
+    assert_eq!(space.accessor().load_u8(to), Ok(1));
 }
 
 // --- All at once ---

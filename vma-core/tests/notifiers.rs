@@ -342,6 +342,65 @@ fn a_callback_may_call_whatever_it_likes() {
     space.check().unwrap();
 }
 
+/// Between a call's start and its lock, or beside what takes no lock.
+#[test]
+fn one_that_comes_while_something_is_under_way_hears_of_it() {
+    struct Registers {
+        space: OnceLock<Weak<AddressSpace<Paged>>>,
+        new: Mutex<Vec<(Arc<Log>, NotifierRegistration)>>,
+    }
+    impl Notifier for Registers {
+        fn invalidate_start(&self, _: &Invalidation) {
+            let space = self.space.get().unwrap().upgrade().unwrap();
+            let mut new = self.new.lock().unwrap();
+            if new.is_empty() {
+                let log = Arc::new(Log::default());
+                let registration = space.register_notifier(ALL, log.clone());
+                new.push((log, registration));
+            }
+        }
+    }
+    let pool = FramePool::default();
+    let space = Arc::new(space(&pool));
+    let addr = map(&space, 4);
+    let registers = Arc::new(Registers {
+        space: OnceLock::new(),
+        new: Mutex::default(),
+    });
+    registers.space.set(Arc::downgrade(&space)).unwrap();
+    let _registration = space.register_notifier(ALL, registers.clone());
+    let file = file(2);
+    let shown = map_file(&space, &file, 2, MapFlags::SHARED);
+    space.accessor().load_u8(addr).unwrap();
+    let calls: [(&dyn Fn(), VmRange); 5] = [
+        (
+            &|| space.unmap(addr + PAGE, PAGE).unwrap(),
+            at(addr + PAGE, 1),
+        ),
+        (&|| drop(space.dup().unwrap()), ALL),
+        (&|| file.object().punch_hole(0, PAGE).unwrap(), at(shown, 1)),
+        (
+            &|| space.touch(addr, 1, Access::Write).unwrap(),
+            at(addr, 1),
+        ),
+        (
+            &|| {
+                space.accessor().load_u8(addr + 2 * PAGE).unwrap();
+                space.accessor().store_u8(addr + 2 * PAGE, 1).unwrap();
+            },
+            at(addr + 2 * PAGE, 1),
+        ),
+    ];
+    for (call, range) in calls {
+        call();
+        let (log, registration) = registers.new.lock().unwrap().pop().unwrap();
+        let heard = log.pairs();
+        let covers = |one: &(VmRange, Reason)| one.0.contains(range.start);
+        assert!(heard.iter().any(covers), "{range:?}: {heard:?}");
+        drop(registration);
+    }
+}
+
 /// A guard that the embedder holds: nothing is called back if it has announced the range.
 #[test]
 fn calls_on_an_announced_guard_call_nothing_back() {
