@@ -765,10 +765,7 @@ fn a_child_has_a_monitor_only_if_the_parents_hears_of_forks() {
         panic!("no fork");
     };
     let registered: Vec<_> = layout(&child).into_iter().filter(|vma| vma.2).collect();
-    let mut expected = [
-        (other, other + 2 * PAGE, true),
-        (third, third + PAGE, true),
-    ];
+    let mut expected = [(other, other + 2 * PAGE, true), (third, third + PAGE, true)];
     expected.sort_unstable();
     assert_eq!(registered, expected);
     thread::scope(|scope| {

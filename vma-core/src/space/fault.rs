@@ -396,7 +396,9 @@ impl<'a, B: Backend> Pager<'a, B> {
     /// Whether notifiers have been told that the page at `at` may be replaced.
     fn may_replace(&self, started: Option<&Started>, at: u64) -> bool {
         let page = VmRange::new(at, at + 1);
-        let covers = |started: &Started| started.covers(page);
+        // One more may have come while the lock was free.
+        let all = self.notifiers.registered();
+        let covers = |started: &Started| started.covers(page) && started.registered() == all;
         let deferred = self.deferred.as_ref();
         !self.notifies
             || started.is_some_and(covers)
