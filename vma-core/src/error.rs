@@ -28,6 +28,7 @@ macro_rules! errnos {
 
 errnos! {
     EPERM = 1, "Operation not permitted.";
+    ENOENT = 2, "No such file or directory.";
     EINTR = 4, "Interrupted while waiting for a lock.";
     EIO = 5, "Input/output error.";
     EBADF = 9, "Bad file descriptor.";

@@ -40,7 +40,7 @@
 //!
 //! [`AddressSpace`] has the calls, each in a file of its name; [`merge`](crate) is decided in one place, and so is
 //! the identity of private pages ([`AnonId`]). [`Backend`] is the seam to memory: `()` keeps books only, [`paged`] is a
-//! software MMU. [`System`] is what is global in Linux: spaces by number, and what dups and probes exclude each other with.
+//! software MMU. [`Notifier`]s and [`Monitor`]s hear of what happens to it. [`System`] is what is global in Linux: spaces by number, and what dups and probes exclude each other with.
 
 #![deny(unsafe_code)]
 
@@ -51,6 +51,7 @@ mod backend;
 #[doc(hidden)]
 pub mod bench;
 mod error;
+mod events;
 mod file;
 mod flags;
 mod huge;
@@ -68,9 +69,13 @@ pub use crate::accounting::Totals;
 pub use crate::addr::VmRange;
 pub use crate::anon::AnonId;
 pub use crate::backend::{
-    Backend, Fault, Faulted, FileUnmap, Inheritance, Inherited, PageChange, paged,
+    Backend, Fault, Faulted, FileUnmap, Fill, Filled, Inheritance, Inherited, PageChange, paged,
 };
 pub use crate::error::{Errno, LimitError, PublishError, SplitError};
+pub use crate::events::{
+    Invalidation, InvalidationReason, Monitor, MonitorEvent, MonitorFeatures, MonitorFeaturesError,
+    MonitorModes, Notifier, NotifierRegistration, Sequence,
+};
 #[cfg(target_os = "linux")]
 pub use crate::file::HostFile;
 pub use crate::file::{
@@ -88,9 +93,9 @@ pub use crate::limits::{
 pub use crate::space::{
     Access, AddressSpace, AdviseError, BrkError, CheckError, CoreError, DupError, FaultError,
     GrowError, LockError, LockObserver, LockTime, LockTimes, MapError, MapRequest, MapsEntry,
-    MapsName, MdweError, NameError, ProtectError, ReadGuard, RemapError, RemapFileError,
-    RemapRequest, SealError, SpecialError, SpecialMapping, Stats, SyncError, UnmapError, VmaLock,
-    VmaRef, WriteGuard,
+    MapsName, MdweError, MonitorError, NameError, ProtectError, ReadGuard, RemapError,
+    RemapFileError, RemapRequest, ResolveError, SealError, SpecialError, SpecialMapping, Stats,
+    SyncError, UnmapError, VmaLock, VmaRef, WriteGuard,
 };
 pub use crate::system::{
     CreateError, ForkError, MemberId, Probe, ProbeError, ProbeHandle, ProbeSite, Quiesced,

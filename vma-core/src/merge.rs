@@ -8,7 +8,7 @@
 //! | virtually adjacent | `can_vma_merge_left`, `can_vma_merge_right` |
 //! | equal flags, but for soft-dirty and guard pages, which the merged VMA gets from any part | `is_mergeable_vma`, `VM_STICKY` |
 //! | same open file description | `is_mergeable_vma` |
-//! | equal name, memory policy, owner | `is_mergeable_vma`, `mpol_equal` |
+//! | equal name, memory policy, owner, monitor | `is_mergeable_vma`, `mpol_equal` |
 //! | page offsets go on | `can_vma_merge_before`, `can_vma_merge_after` |
 //! | none of IO, PFNMAP, MIXEDMAP, DONTEXPAND | `vma_merge_new_range`, `vma_merge_existing_range` |
 //! | identities of private pages go together ([`AnonId::mergeable`]) | `is_mergeable_anon_vma` |

@@ -10,6 +10,7 @@ use vma_rcu::tree::Record;
 
 use crate::addr::{Pages, VmRange};
 use crate::anon::{AnonCell, AnonId};
+use crate::events::{Context, MonitorModes};
 use crate::file::{FileKind, MappingHooks, OpenFile};
 use crate::flags::VmaFlags;
 
@@ -49,6 +50,8 @@ pub(crate) struct Extras {
     pub(crate) policy: Option<u64>,
     /// Made by the embedder.
     pub(crate) special: Option<Special>,
+    /// Who is asked about faults.
+    pub(crate) monitor: Option<Arc<Context>>,
 }
 
 /// A mapping that no call made: `[vdso]`, a ring of `io_uring`, a segment of a device.
@@ -64,7 +67,10 @@ pub(crate) struct Special {
 impl Extras {
     /// Nothing in it.
     pub(crate) fn is_default(&self) -> bool {
-        self.anon_name.is_none() && self.policy.is_none() && self.special.is_none()
+        self.anon_name.is_none()
+            && self.policy.is_none()
+            && self.special.is_none()
+            && self.monitor.is_none()
     }
 }
 
@@ -194,6 +200,30 @@ impl Vma {
         self.extras.as_ref()
     }
 
+    /// Who is asked about faults, alive or not.
+    pub(crate) fn monitor(&self) -> Option<&Arc<Context>> {
+        self.extras.as_ref()?.monitor.as_ref()
+    }
+
+    /// Which faults are asked about. Of huge pages none.
+    pub(crate) fn monitored(&self) -> MonitorModes {
+        let modes = [
+            (VmaFlags::UFFD_MISSING, MonitorModes::MISSING),
+            (VmaFlags::UFFD_WP, MonitorModes::WP),
+            (VmaFlags::UFFD_MINOR, MonitorModes::MINOR),
+        ];
+        if self.extras.is_none() || self.flags.contains(VmaFlags::HUGETLB) {
+            return MonitorModes::empty();
+        }
+        match self.monitor() {
+            Some(monitor) if !monitor.is_dead() => {
+                let set = modes.iter().filter(|(flag, _)| self.flags.contains(*flag));
+                set.map(|(_, mode)| *mode).collect()
+            }
+            _ => MonitorModes::empty(),
+        }
+    }
+
     /// Zero-filled memory (`vma_is_anonymous`): no file, or `/dev/zero` privately.
     pub fn is_anonymous(&self) -> bool {
         match &self.file {
@@ -254,7 +284,7 @@ pub(crate) fn same_open_file(a: Option<&Arc<OpenFile>>, b: Option<&Arc<OpenFile>
     }
 }
 
-/// Equal names, policies and owners.
+/// Equal names, policies, owners and monitors.
 pub(crate) fn same_extras(a: Option<&Arc<Extras>>, b: Option<&Arc<Extras>>) -> bool {
     let (Some(a), Some(b)) = (a, b) else {
         return a.is_none() && b.is_none();
@@ -264,7 +294,12 @@ pub(crate) fn same_extras(a: Option<&Arc<Extras>>, b: Option<&Arc<Extras>>) -> b
         (Some(a), Some(b)) => a.name == b.name && same_hooks(a.hooks.as_ref(), b.hooks.as_ref()),
         _ => false,
     };
-    a.anon_name == b.anon_name && a.policy == b.policy && same_special
+    let same_monitor = match (&a.monitor, &b.monitor) {
+        (None, None) => true,
+        (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+        _ => false,
+    };
+    a.anon_name == b.anon_name && a.policy == b.policy && same_special && same_monitor
 }
 
 pub(crate) fn same_hooks(

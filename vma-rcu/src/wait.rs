@@ -192,6 +192,47 @@ impl Sleep<'_> {
     }
 }
 
+/// Threads that wait for whatever somebody brings about and then tells them of. For the crates of this workspace alone.
+#[derive(Debug, Default)]
+pub struct Sleepers {
+    bells: Mutex<SmallVec<[Bell; 2]>>,
+}
+
+struct Sleeping<'s>(&'s Sleepers, &'s Bell);
+
+impl Drop for Sleeping<'_> {
+    fn drop(&mut self) {
+        let mut bells = self.0.bells.lock();
+        if let Some(at) = bells.iter().position(|bell| bell.is(self.1)) {
+            bells.swap_remove(at);
+        }
+    }
+}
+
+impl Sleepers {
+    /// Sleeps until `done` says so. What it looks at must be so before [`wake`](Self::wake) is called.
+    ///
+    /// # Errors
+    ///
+    /// [`GaveUp`], when the wait is over first.
+    pub fn wait_until(&self, wait: Wait<'_>, mut done: impl FnMut() -> bool) -> Result<(), GaveUp> {
+        if done() {
+            return Ok(());
+        }
+        let bell = Bell::new();
+        self.bells.lock().push(bell.clone());
+        let _sleeping = Sleeping(self, &bell);
+        wait.prepare(&bell).until(done)
+    }
+
+    /// Has all of them look again.
+    pub fn wake(&self) {
+        for bell in &*self.bells.lock() {
+            bell.ring();
+        }
+    }
+}
+
 /// What a thread waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {

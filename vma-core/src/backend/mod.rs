@@ -10,6 +10,7 @@ use vma_rcu::shootdown::AccessorId;
 
 use crate::addr::VmRange;
 use crate::error::PublishError;
+use crate::events::MonitorModes;
 use crate::file::{FileObject, FileObjectBuilder};
 use crate::limits::{ConfigError, SpaceConfig};
 use crate::space::{Access, FaultError};
@@ -104,6 +105,11 @@ pub struct Fault<'f> {
     /// Whether `vma` is still what is mapped there. To be asked under the lock under which the page is put in, so
     /// that a call that takes the mapping away finds the page.
     pub attached: &'f dyn Fn() -> bool,
+    /// A copy may take the place of a page that is shown: those who have noted it have been told. Else it's
+    /// [`Faulted::Replaces`].
+    pub may_replace: bool,
+    /// What a monitor is asked about: see [`Faulted::Monitored`].
+    pub monitored: MonitorModes,
 }
 
 impl fmt::Debug for Fault<'_> {
@@ -124,9 +130,38 @@ pub enum Faulted {
     /// Something else is mapped there by now, or a call is moving pages: look up again, with the space's lock if
     /// that happens again and again.
     Again,
+    /// A copy would take the place of a page that is shown ([`Fault::may_replace`]).
+    Replaces,
+    /// The mapping's monitor has to be asked, for one of [`Fault::monitored`].
+    Monitored(MonitorModes),
     /// The mapping's file has to do something first, which may take long, or somebody is at the page. The caller lets go of its guard,
     /// and of the space's lock if it can, has the file do it ([`FileObject::prepare_page`]), and looks up again.
     NotReady,
+}
+
+/// What a monitor puts in place of a page.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Fill<'f> {
+    /// As many bytes as a page has.
+    Bytes(&'f [u8]),
+    /// A page of zeros.
+    Zeros,
+    /// The page that the mapping's file has.
+    Files,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Filled {
+    /// It's there.
+    Done,
+    /// There was a page.
+    Exists,
+    /// The file is at it: once more.
+    Again,
+    /// The backend has no pages.
+    Unsupported,
 }
 
 /// Backing of a space. `()` is pure bookkeeping, at no cost.
@@ -181,6 +216,25 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// # Errors
     /// The signal that the access gets.
     fn fault(&self, fault: &Fault<'_>) -> Result<Faulted, FaultError>;
+
+    /// Puts a page in place where there is none, for a monitor. The space's lock is held, and a guard.
+    ///
+    /// # Errors
+    /// The signal that an access would get.
+    fn fill(&self, fault: &Fault<'_>, fill: &Fill<'_>) -> Result<Filled, FaultError> {
+        let _ = (fault, fill);
+        Ok(Filled::Unsupported)
+    }
+
+    /// Has stores to the private pages that are there asked about from here on ([`MonitorModes::WP`]), or no longer. The space's lock is
+    /// held exclusively. When it returns nobody stores to them without.
+    ///
+    /// # Errors
+    /// Memory ran out; some may be done.
+    fn monitor_protect(&self, start: u64, end: u64, on: bool) -> Result<(), PublishError> {
+        let _ = (start, end, on);
+        Ok(())
+    }
 
     /// Whether a page is present: first byte, mapping, offset in its file in pages. The space's lock is held.
     fn is_resident(&self, addr: u64, vma: &Vma, pgoff: u64) -> bool;

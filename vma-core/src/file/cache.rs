@@ -283,6 +283,30 @@ impl PageCache {
         }
     }
 
+    /// A frame for one of its pages.
+    pub(crate) fn allocate(&self) -> Option<NewFrame> {
+        self.allocator().allocate()
+    }
+
+    /// Puts in a page where there is none, and says whether there was none. `None`: the file ends before.
+    pub(crate) fn add(&self, object: &FileObject, pgoff: u64, frame: Frame) -> Option<bool> {
+        let mut pages = self.pages.write();
+        // As in `get_or_make`.
+        if !has_page(object, pgoff) {
+            return None;
+        }
+        let (added, left) = match pages.by_offset.entry(pgoff) {
+            Entry::Occupied(_) => (false, Some(frame)),
+            Entry::Vacant(place) => {
+                place.insert(Page::Present(frame));
+                (true, None)
+            }
+        };
+        drop(pages);
+        drop(left);
+        Some(added)
+    }
+
     pub(super) fn allocator(&self) -> &dyn FrameAllocator {
         match &self.frames {
             Some(frames) => &**frames,

@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
+use vma_rcu::wait::Wait;
+
 use super::draft::Draft;
 use super::fault::Pager;
-use super::{AddressSpace, WriteGuard, rounded_range};
+use super::{AddressSpace, WriteGuard, notify, rounded_range};
 use crate::addr::{Pages, VmRange};
 use crate::backend::{Backend, PageChange};
 use crate::error::{Errno, PublishError, SplitError};
+use crate::events::{Announced, InvalidationReason};
 use crate::file::{FileIoError, FileObject, Seals};
 use crate::flags::{Advice, VmaFlags};
 use crate::limits::SpaceConfig;
@@ -343,6 +346,13 @@ fn parse(
     rounded_range(pages, addr, len).map_err(|()| bad)
 }
 
+fn tells_monitors(advice: Advice) -> bool {
+    matches!(
+        advice,
+        Advice::DONTNEED | Advice::DONTNEED_LOCKED | Advice::FREE | Advice::REMOVE
+    )
+}
+
 /// Whether an advice makes pages present, and does nothing else.
 fn populates(advice: Advice) -> bool {
     matches!(advice, Advice::POPULATE_READ | Advice::POPULATE_WRITE)
@@ -377,9 +387,23 @@ impl<B: Backend> WriteGuard<'_, B> {
         if populates(advice) {
             return self.populate_advised(start, end, advice);
         }
+        let told = self.announce_discard(start, end, advice);
+        self.after.deliver_later(told);
         let mut holes = Vec::new();
         let result = self.advise_range(start, end, advice, &mut holes);
         punch(holes).and(result)
+    }
+
+    /// Monitors hear of it before pages go. Source: `userfaultfd_remove()`.
+    fn announce_discard(&self, start: u64, end: u64, advice: Advice) -> Vec<Announced> {
+        if !tells_monitors(advice) {
+            return Vec::new();
+        }
+        self.announce_removal(start, end, |vma| {
+            let part = (vma.start.max(start), vma.end.min(end));
+            check_sealed(vma, advice).is_ok()
+                && check(vma, advice, self.config(), part.0, part.1).is_ok()
+        })
     }
 
     /// All but what files free of their pages.
@@ -442,8 +466,21 @@ impl<B: Backend> AddressSpace<B> {
         if populates(advice) {
             return self.populate_advised(start, end, advice);
         }
+        if tells_monitors(advice) && self.core.attention.is_expected() {
+            let told = self.write().announce_discard(start, end, advice);
+            for announced in told {
+                announced.deliver(Wait::forever());
+            }
+        }
         let mut holes = Vec::new();
-        let result = self.write().advise_range(start, end, advice, &mut holes);
+        let clears = matches!(
+            advice,
+            Advice::DONTNEED | Advice::DONTNEED_LOCKED | Advice::GUARD_INSTALL
+        );
+        let ranges = || notify::named(start, if clears { end - start } else { 0 }, pages.size());
+        let mut guard = self.write_to(ranges, InvalidationReason::Clear);
+        let result = guard.advise_range(start, end, advice, &mut holes);
+        drop(guard);
         punch(holes).and(result)
     }
 

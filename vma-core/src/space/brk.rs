@@ -3,12 +3,13 @@
 use super::draft::Draft;
 use super::placement::check_fixed;
 use super::unmap::{UnmapError, unmap_range};
-use super::{AddressSpace, Inner, WriteGuard, new_vma};
+use super::{AddressSpace, Inner, WriteGuard, new_vma, notify};
 use crate::accounting::{check_commit, check_expand, check_lock, check_map_count};
 use crate::addr::VmRange;
 use crate::anon::AnonId;
 use crate::backend::Backend;
 use crate::error::{Errno, LimitError, PublishError};
+use crate::events::InvalidationReason;
 use crate::flags::VmaFlags;
 use crate::limits::UNLIMITED;
 use crate::merge::Kind;
@@ -181,7 +182,7 @@ impl<B: Backend> AddressSpace<B> {
     ///
     /// Source: `brk` in mm/mmap.c.
     pub fn brk(&self, addr: u64) -> u64 {
-        self.write_once().brk(addr)
+        self.write_to_brk(addr).brk(addr)
     }
 
     /// Moves the end of the heap and says why not.
@@ -189,7 +190,23 @@ impl<B: Backend> AddressSpace<B> {
     /// # Errors
     /// [`BrkError`]. A heap that grows keeps one page, and the gap of a stack, clear of the next mapping.
     pub fn try_brk(&self, addr: u64) -> Result<(), BrkError> {
-        self.write_once().try_brk(addr)
+        self.write_to_brk(addr).try_brk(addr)
+    }
+
+    fn write_to_brk(&self, addr: u64) -> WriteGuard<'_, B> {
+        let mut announced = 0;
+        loop {
+            let pages = self.core.pages;
+            let low = pages.ceil_wrapping(addr);
+            let ranges = || notify::named(low, announced.max(low) - low, pages.size());
+            let guard = self.write_to(ranges, InvalidationReason::Unmap);
+            let inner = guard.inner();
+            let is_shrinking = (inner.start_brk..inner.brk).contains(&addr);
+            if !guard.notifies || !is_shrinking || announced >= inner.brk {
+                return guard;
+            }
+            announced = inner.brk;
+        }
     }
 
     /// Sets start and end of the heap without mapping anything, as exec does.

@@ -7,13 +7,15 @@ use vma_rcu::tree::{Entry, Record as _};
 
 use super::draft::HookEvent;
 use super::maps::Marks;
+use super::monitor::{hearing, unmonitored, with_monitor};
 use super::probes::{self, ProbedPart};
-use super::{AddressSpace, Inner, WriteGuard, files};
+use super::{AddressSpace, Inner, WriteGuard, files, notify};
 use crate::accounting::{Totals, check_commit};
 use crate::addr::Pages;
 use crate::anon::{AnonId, AnonIds};
 use crate::backend::{Backend, Inheritance, Inherited};
 use crate::error::{Errno, LimitError, PublishError};
+use crate::events::{Context, InvalidationReason, Monitor, MonitorEvent, MonitorFeatures};
 use crate::file::{FileObject, OpenFile};
 use crate::flags::{MdweFlags, VmaFlags};
 use crate::limits::SpaceConfig;
@@ -53,7 +55,7 @@ enum Copying {
 }
 
 /// The child's record. Source: `dup_mmap()`, `anon_vma_fork()`.
-fn child_of(vma: &Vma, ids: &mut AnonIds) -> Vma {
+fn child_of(vma: &Vma, ids: &mut AnonIds, heirs: &mut Heirs) -> Vma {
     let flags = vma.flags() - VmaFlags::LOCK_BITS;
     let file = vma.file().map(OpenFile::for_child);
     let anon = if flags.contains(VmaFlags::WIPEONFORK) {
@@ -61,10 +63,35 @@ fn child_of(vma: &Vma, ids: &mut AnonIds) -> Vma {
     } else {
         ids.forked(vma.anon())
     };
-    vma.clone()
+    let child = vma
+        .clone()
         .with_flags(flags)
         .with_anon(anon)
-        .with_file(file)
+        .with_file(file);
+    heirs.replace_monitor(child)
+}
+
+/// Monitors of the parent's that follow it to the child, with the child's. Source: `dup_userfaultfd()`.
+#[derive(Default)]
+struct Heirs(Vec<(Arc<Context>, Monitor, Arc<Context>)>);
+
+impl Heirs {
+    fn replace_monitor(&mut self, vma: Vma) -> Vma {
+        let Some(monitor) = hearing(&vma, MonitorFeatures::EVENT_FORK) else {
+            return unmonitored(vma);
+        };
+        let known = self
+            .0
+            .iter()
+            .find(|(parent, ..)| Arc::ptr_eq(parent, monitor));
+        if let Some((.., child)) = known {
+            return with_monitor(&vma, child);
+        }
+        let (handle, child) = Monitor::for_child(monitor);
+        let heir = with_monitor(&vma, &child);
+        self.0.push((Arc::clone(monitor), handle, child));
+        heir
+    }
 }
 
 /// What a child inherits of a mapping, beside the mapping.
@@ -91,6 +118,7 @@ struct Copied {
     guarded: Vec<u64>,
     followed: Followed,
     maps_files: bool,
+    heirs: Heirs,
     /// What is inherited of all of the parent's mappings, in order; neighbours that are inherited alike are one, and what is free
     /// between them.
     inherited: Vec<Inherited>,
@@ -150,6 +178,7 @@ fn copy_layout<B: Backend>(
         followed: Followed::default(),
         maps_files: false,
         inherited: Vec::new(),
+        heirs: Heirs::default(),
     };
     for entry in view.iter(0) {
         let pages = config.pages().count(entry.end - entry.start);
@@ -169,7 +198,7 @@ fn copy_layout<B: Backend>(
                 if flags.contains(VmaFlags::ACCOUNT) {
                     check_commit(&copied.totals, config, pages)?;
                 }
-                child_of(entry.value, ids)
+                child_of(entry.value, ids, &mut copied.heirs)
             }
         };
         copied.add(&entry, pages, copy);
@@ -254,6 +283,12 @@ impl<B: Backend> WriteGuard<'_, B> {
         for file in copied.followed.huge {
             file.count_huge_mapping(true);
         }
+        for (parent, heir, context) in copied.heirs.0 {
+            context.belongs_to(child.id(), &child.core.attention);
+            child.core.attention.expect();
+            let event = MonitorEvent::Fork(heir);
+            self.after.tell_monitors(vec![(parent, event)]);
+        }
         self.after.tell(copied.followed.hooks);
         Ok((child, copied.followed.probed))
     }
@@ -291,6 +326,9 @@ impl<B: Backend> WriteGuard<'_, B> {
 
     fn fork(&mut self, is_in_system: bool) -> Result<(AddressSpace<B>, Vec<ProbedPart>), DupError> {
         let space = self.space;
+        if self.notifies {
+            self.notify(notify::EVERYTHING, InvalidationReason::ProtectPage);
+        }
         // What was taken out may be what copies need.
         self.after.finish(space);
         self.copy(Copying::Fork, is_in_system, || space.core.backend.dup())
@@ -338,7 +376,8 @@ impl<B: Backend> AddressSpace<B> {
     ///
     /// Source: `dup_mmap()` in mm/mmap.c.
     pub fn dup(&self) -> Result<AddressSpace<B>, DupError> {
-        self.write().dup()
+        self.write_to(notify::everything, InvalidationReason::ProtectPage)
+            .dup()
     }
 
     /// A copy that is the same in everything, identities, locks and counters included: to try a call and go back.

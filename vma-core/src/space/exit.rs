@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use super::draft::Draft;
-use super::{AddressSpace, VmaRef, WriteGuard};
+use super::{AddressSpace, VmaRef, WriteGuard, notify};
 use crate::backend::Backend;
 use crate::error::PublishError;
+use crate::events::InvalidationReason;
 
 impl<B: Backend> WriteGuard<'_, B> {
     /// Takes away what lies wholly inside a range, sealed or not.
@@ -14,6 +15,8 @@ impl<B: Backend> WriteGuard<'_, B> {
         let mut changes = self.changes();
         let mut draft: Draft<'_> = self.draft(&config, &mut changes);
         draft.remove(start, end);
+        // Nobody is left who could wait.
+        changes.told.clear();
         self.commit(&mut changes)
     }
 }
@@ -30,10 +33,11 @@ impl<B: Backend> AddressSpace<B> {
     ///
     /// Source: `exit_mmap()` in mm/mmap.c, which doesn't ask `can_modify_mm()` either.
     pub(crate) fn exit(&self) {
-        let mut guard = self.write();
+        let mut guard = self.write_to(notify::everything, InvalidationReason::Release);
         guard.refused = None;
         let limit = guard.config().task_size;
         if guard.clear(0, limit).is_ok() {
+            self.core.notifiers.clear();
             return;
         }
         // One by one takes less memory at a time.

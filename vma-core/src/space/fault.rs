@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use vma_rcu::reclaim::{Domain, Reader};
 use vma_rcu::shootdown::AccessorId;
 use vma_rcu::tree::View;
+use vma_rcu::wait::Wait;
 
 use super::advise::{AdviseError, not_applicable};
 use super::{AddressSpace, WriteGuard};
@@ -16,6 +17,7 @@ use crate::anon::{AnonIds, reusable};
 use crate::backend::paged::{FrameAllocator, PAGE};
 use crate::backend::{Backend, Fault, Faulted};
 use crate::error::Errno;
+use crate::events::{Asked, InvalidationReason, MonitorFeatures, MonitorModes, Notifiers, Started};
 use crate::file::{FileIoError, FileObject};
 use crate::flags::{Advice, VmaFlags};
 use crate::limits::SpaceConfig;
@@ -80,6 +82,12 @@ pub enum FaultError {
     /// Frames of the embedder's aren't pinned (`EFAULT`).
     #[error("the frame at {0:#x} is the embedder's")]
     Unpinnable(u64),
+    /// `SIGBUS`: a monitor has to be asked, and can't be: it doesn't want to (`UFFD_FEATURE_SIGBUS`), or the space's lock is held meanwhile.
+    #[error("a monitor has to say what is at {0:#x}")]
+    Monitored(u64),
+    /// The wait for a monitor was given up (`EINTR`).
+    #[error("the wait for what is at {0:#x} was given up")]
+    Interrupted(u64),
     /// An atomic access has to be aligned to its size.
     #[error("{0:#x} isn't aligned for an atomic access")]
     Unaligned(u64),
@@ -97,6 +105,8 @@ impl FaultError {
             | FaultError::NoFrame(addr)
             | FaultError::NoHugePage(addr)
             | FaultError::Unpinnable(addr)
+            | FaultError::Monitored(addr)
+            | FaultError::Interrupted(addr)
             | FaultError::OutOfMemory(addr)
             | FaultError::Unaligned(addr) => addr,
         }
@@ -113,6 +123,8 @@ impl FaultError {
             FaultError::NoFrame(_) => FaultError::NoFrame(addr),
             FaultError::NoHugePage(_) => FaultError::NoHugePage(addr),
             FaultError::Unpinnable(_) => FaultError::Unpinnable(addr),
+            FaultError::Monitored(_) => FaultError::Monitored(addr),
+            FaultError::Interrupted(_) => FaultError::Interrupted(addr),
             FaultError::OutOfMemory(_) => FaultError::OutOfMemory(addr),
             FaultError::Unaligned(_) => FaultError::Unaligned(addr),
         }
@@ -133,21 +145,24 @@ impl Access {
 
 /// What a page is made present for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Need {
+pub(crate) struct Need<'w> {
     /// What the mapping has to allow.
     allowed: Access,
     /// A page of a private mapping is to be its own, as for a store.
     own: bool,
     /// As [`Fault::by`].
     by: Option<AccessorId>,
+    /// How long monitors are waited for.
+    wait: Wait<'w>,
 }
 
-impl Need {
+impl<'w> Need<'w> {
     pub(crate) fn of(access: Access) -> Self {
         Need {
             allowed: access,
             own: false,
             by: None,
+            wait: Wait::forever(),
         }
     }
 
@@ -164,6 +179,10 @@ impl Need {
             by: Some(accessor),
             ..self
         }
+    }
+
+    pub(crate) fn wait(self, wait: Wait<'w>) -> Self {
+        Need { wait, ..self }
     }
 
     /// As what a backend sees it.
@@ -224,15 +243,44 @@ impl FileWork {
     }
 }
 
-/// A page that a file has to do something for, when the space's lock has been let go of.
+/// What has to be done for a page when the space's lock has been let go of.
+enum Work {
+    /// By its file.
+    File(FileWork),
+    /// Notifiers hear that pages are going to be replaced by copies.
+    Tell(VmRange),
+    /// A monitor that has been asked is waited for.
+    Wait(Asked),
+}
+
+/// See [`Work`].
 #[derive(Default)]
 struct Deferred {
     /// What, and for which address.
-    work: Option<(FileWork, u64)>,
+    work: Option<(Work, u64)>,
+    /// What notifiers have been told of.
+    started: Option<Started>,
+    /// A monitor that has been asked.
+    asked: Option<Asked>,
+    /// The wait for it was given up.
+    gave_up: bool,
     /// What it failed with before.
     failed: Option<(FileWork, FaultError)>,
     /// Where to go on afterwards.
     resume: Option<u64>,
+}
+
+/// An error that nobody sees: it's tried again.
+fn later(addr: u64) -> FaultError {
+    let errno = Errno::EAGAIN;
+    FaultError::ReadFailed { addr, errno }
+}
+
+/// What may be replaced by faults of `at..end`, which lies in one mapping: whole pages.
+fn replaced(vma: Placed<'_>, at: u64, end: u64) -> VmRange {
+    let size = vma.vma.huge_page_size().unwrap_or(vma.pages.size());
+    let end = end.checked_next_multiple_of(size).unwrap_or(u64::MAX);
+    VmRange::new(at & !(size - 1), end)
 }
 
 /// Faults under a guard alone before the space's lock is asked for: each one lost to a call that replaced the mapping.
@@ -247,10 +295,13 @@ pub(super) struct Pager<'a, B> {
     domain: &'a Domain,
     /// `None`: the lock can't be let go of, and files do it while it's held.
     deferred: Option<RefCell<Deferred>>,
+    notifiers: &'a Notifiers,
+    /// There are some.
+    notifies: bool,
 }
 
 impl<'a, B: Backend> Pager<'a, B> {
-    fn find(&self, addr: u64) -> Option<Placed<'a>> {
+    pub(super) fn find(&self, addr: u64) -> Option<Placed<'a>> {
         self.place(self.view.find(addr)?)
     }
 
@@ -310,6 +361,7 @@ impl<'a, B: Backend> Pager<'a, B> {
         }
         let reader = self.domain.register();
         let mut at = self.resume(start, end);
+        let mut started = None;
         while at < end {
             let guard = reader.pin();
             let fault = Fault {
@@ -320,11 +372,18 @@ impl<'a, B: Backend> Pager<'a, B> {
                 range: vma.range(),
                 pgoff: vma.pgoff_at(at),
                 attached: &|| true,
+                may_replace: self.may_replace(started.as_ref(), at),
+                monitored: vma.vma.monitored(),
             };
             match self.backend.fault(&fault).map_err(|error| error.at(at))? {
                 Faulted::Done => at = self.pages.floor(at) + self.pages.bytes(1),
                 // A call is moving pages.
                 Faulted::Again => std::thread::yield_now(),
+                Faulted::Replaces => {
+                    drop(guard);
+                    started = Some(self.tell(vma, at, end)?);
+                }
+                Faulted::Monitored(mode) => self.ask(vma, at, access, mode)?,
                 Faulted::NotReady => {
                     drop(guard);
                     self.file_work(vma, at, access)?;
@@ -332,6 +391,63 @@ impl<'a, B: Backend> Pager<'a, B> {
             }
         }
         Ok(())
+    }
+
+    /// Whether notifiers have been told that the page at `at` may be replaced.
+    fn may_replace(&self, started: Option<&Started>, at: u64) -> bool {
+        let page = VmRange::new(at, at + 1);
+        // One more may have come while the lock was free.
+        let all = self.notifiers.registered();
+        let covers = |started: &Started| started.covers(page) && started.registered() == all;
+        let deferred = self.deferred.as_ref();
+        !self.notifies
+            || started.is_some_and(covers)
+            || deferred.is_some_and(|it| it.borrow().started.as_ref().is_some_and(covers))
+    }
+
+    /// Tells them, or leaves it for when the lock is free, as [`file_work`](Self::file_work) does.
+    fn tell(&self, vma: Placed<'_>, at: u64, end: u64) -> Result<Started, FaultError> {
+        let range = replaced(vma, at, end);
+        let Some(deferred) = &self.deferred else {
+            return Ok(self.notifiers.start(&[range], InvalidationReason::Clear));
+        };
+        let mut deferred = deferred.borrow_mut();
+        deferred.work = Some((Work::Tell(range), at));
+        deferred.resume = Some(at);
+        Err(later(at))
+    }
+
+    /// Asks a monitor, or, if it has been asked already, leaves the wait for when the lock is free, as
+    /// [`file_work`](Self::file_work) does.
+    fn ask(
+        &self,
+        vma: Placed<'_>,
+        at: u64,
+        access: Access,
+        mode: MonitorModes,
+    ) -> Result<(), FaultError> {
+        let page = self.pages.floor(at);
+        let (Some(monitor), Some(deferred)) = (vma.vma.monitor(), &self.deferred) else {
+            return Err(FaultError::Monitored(at));
+        };
+        if monitor.has(MonitorFeatures::SIGBUS) {
+            return Err(FaultError::Monitored(at));
+        }
+        let mut deferred = deferred.borrow_mut();
+        if deferred.gave_up {
+            return Err(FaultError::Interrupted(at));
+        }
+        match deferred.asked.take() {
+            Some(asked) if asked.is_for(page, monitor) => {
+                deferred.work = Some((Work::Wait(asked), at));
+                deferred.resume = Some(at);
+                Err(later(at))
+            }
+            _ => {
+                deferred.asked = Some(monitor.ask(page, access, mode));
+                Ok(())
+            }
+        }
     }
 
     /// Where to begin: files may have made present what lies before, with the lock let go of.
@@ -359,12 +475,9 @@ impl<'a, B: Backend> Pager<'a, B> {
         {
             return Err(error.at(at));
         }
-        deferred.work = Some((work, at));
+        deferred.work = Some((Work::File(work), at));
         deferred.resume = Some(at);
-        Err(FaultError::ReadFailed {
-            addr: at,
-            errno: Errno::EAGAIN,
-        })
+        Err(later(at))
     }
 
     /// The first address in the part of a mapping that its file has no page for.
@@ -386,7 +499,7 @@ impl<'a, B: Backend> Pager<'a, B> {
     }
 
     /// One access to all pages of `[start, end)` that lie in the mapping at `start`. Returns where it ends.
-    fn access(&self, start: u64, end: u64, need: Need) -> Result<u64, FaultError> {
+    fn access(&self, start: u64, end: u64, need: Need<'_>) -> Result<u64, FaultError> {
         let vma = self.find(start).ok_or(FaultError::Unmapped(start))?;
         let flags = vma.flags();
         if !need.allowed.is_allowed(flags) {
@@ -492,7 +605,9 @@ impl<B: Backend> AddressSpace<B> {
     /// Makes pages present under the shared side of the lock, with pauses for writers.
     pub(super) fn populate(&self, start: u64, end: u64, ignore_errors: bool) -> Result<(), u64> {
         step(start, end, |at| {
-            self.with_pager(|pager| pager.populate(at, end, ignore_errors, PART))
+            self.with_pager(Wait::forever(), |pager| {
+                pager.populate(at, end, ignore_errors, PART)
+            })
         })
     }
 
@@ -504,12 +619,31 @@ impl<B: Backend> AddressSpace<B> {
         advice: Advice,
     ) -> Result<(), AdviseError> {
         step(start, end, |at| {
-            self.with_pager(|pager| pager.populate_advised(at, end, advice, PART))
+            self.with_pager(Wait::forever(), |pager| {
+                pager.populate_advised(at, end, advice, PART)
+            })
         })
     }
 
+    /// Calls `f` once, while the layout is stable.
+    pub(super) fn with_pager_now<R>(&self, f: impl FnOnce(&Pager<'_, B>, &SpaceConfig) -> R) -> R {
+        let layout = self.read();
+        let inner = layout.inner();
+        let pager = Pager {
+            view: self.core.tree.locked(&inner.writer),
+            ids: &self.identities,
+            pages: inner.config.pages(),
+            backend: &self.core.backend,
+            domain: self.domain(),
+            deferred: None,
+            notifiers: &self.core.notifiers,
+            notifies: false,
+        };
+        f(&pager, &inner.config)
+    }
+
     /// Calls `f` while the layout is stable: again after a file had something to do for a page, with the lock let go of.
-    fn with_pager<R>(&self, mut f: impl FnMut(&Pager<'_, B>) -> R) -> R {
+    fn with_pager<R>(&self, wait: Wait<'_>, mut f: impl FnMut(&Pager<'_, B>) -> R) -> R {
         let mut deferred = Deferred::default();
         loop {
             let result = {
@@ -522,6 +656,8 @@ impl<B: Backend> AddressSpace<B> {
                     backend: &self.core.backend,
                     domain: self.domain(),
                     deferred: Some(RefCell::new(deferred)),
+                    notifiers: &self.core.notifiers,
+                    notifies: self.core.notifiers.is_any(),
                 };
                 let result = f(&pager);
                 deferred = pager.deferred.map(RefCell::into_inner).unwrap_or_default();
@@ -530,10 +666,25 @@ impl<B: Backend> AddressSpace<B> {
             let Some((work, addr)) = deferred.work.take() else {
                 return result;
             };
-            deferred.failed = match work.run(&self.core.backend, addr) {
-                Ok(()) => None,
-                Err(error) => Some((work, error)),
-            };
+            match work {
+                Work::File(work) => {
+                    deferred.failed = match work.run(&self.core.backend, addr) {
+                        Ok(()) => None,
+                        Err(error) => Some((work, error)),
+                    };
+                }
+                Work::Wait(asked) => {
+                    deferred.started = None;
+                    deferred.gave_up = asked.wait(wait).is_err();
+                }
+                Work::Tell(range) => {
+                    let started = self
+                        .core
+                        .notifiers
+                        .start(&[range], InvalidationReason::Clear);
+                    deferred.started = Some(started);
+                }
+            }
         }
     }
 }
@@ -548,6 +699,8 @@ impl<B: Backend> WriteGuard<'_, B> {
             backend: &space.core.backend,
             domain: space.domain(),
             deferred: None,
+            notifiers: &space.core.notifiers,
+            notifies: self.notifies,
         }
     }
 
@@ -614,9 +767,14 @@ impl<B: Backend> AddressSpace<B> {
     pub(crate) fn fault_page(
         &self,
         page: u64,
-        need: Need,
+        need: Need<'_>,
         reader: &Reader,
     ) -> Result<(), FaultError> {
+        let notifiers = &self.core.notifiers;
+        let registered = notifiers.registered();
+        let is_heard = registered > 0 && notifiers.is_any();
+        let mut started = None;
+        let mut asked: Option<Asked> = None;
         let mut attempts = 0;
         while attempts < ATTEMPTS {
             let guard = reader.pin();
@@ -651,10 +809,43 @@ impl<B: Backend> AddressSpace<B> {
                 range: VmRange::new(entry.start, entry.end),
                 pgoff: vma.pgoff().wrapping_add((page - entry.start) / PAGE as u64),
                 attached: &attached,
+                may_replace: !is_heard
+                    || started.as_ref().is_some_and(|started: &Started| {
+                        started.covers(replaced(self.place(&entry), page, page + 1))
+                    }),
+                monitored: vma.monitored(),
             };
             match self.core.backend.fault(&fault) {
-                Ok(Faulted::Done) => return Ok(()),
+                Ok(Faulted::Done) => {
+                    if access == Access::Write {
+                        let page = VmRange::new(page, page + 1);
+                        notifiers.tell_late(registered, page, InvalidationReason::Clear);
+                    }
+                    return Ok(());
+                }
+                Ok(Faulted::Replaces) => {
+                    let range = replaced(self.place(&entry), page, page + 1);
+                    drop(guard);
+                    started = Some(notifiers.start(&[range], InvalidationReason::Clear));
+                }
                 Err(error) if attached() => return Err(error),
+                Ok(Faulted::Monitored(mode)) => {
+                    let monitor = vma.monitor();
+                    let monitor = monitor.filter(|it| !it.has(MonitorFeatures::SIGBUS));
+                    let Some(monitor) = monitor else {
+                        return Err(FaultError::Monitored(page));
+                    };
+                    match asked.take() {
+                        Some(asked) if asked.is_for(page, monitor) => {
+                            drop(guard);
+                            // Nothing is to wait for what a monitor does.
+                            started = None;
+                            let waited = asked.wait(need.wait);
+                            waited.map_err(|_| FaultError::Interrupted(page))?;
+                        }
+                        _ => asked = Some(monitor.ask(page, access, mode)),
+                    }
+                }
                 // What was wrong may be another mapping's doing.
                 Ok(Faulted::Again) | Err(_) => attempts += 1,
                 Ok(Faulted::NotReady) => {
@@ -669,7 +860,17 @@ impl<B: Backend> AddressSpace<B> {
                 }
             }
         }
+        drop(asked);
         self.touch_as(page, page + 1, need)
+    }
+
+    fn place<'e>(&self, entry: &vma_rcu::tree::Entry<'e, Vma>) -> Placed<'e> {
+        Placed {
+            start: entry.start,
+            end: entry.end,
+            vma: entry.value,
+            pages: self.core.pages,
+        }
     }
 
     /// Whether the page that a file had to do with is still what is mapped somewhere.
@@ -705,10 +906,27 @@ impl<B: Backend> AddressSpace<B> {
         self.touch_as(addr, end, Need::of(access))
     }
 
-    fn touch_as(&self, start: u64, end: u64, need: Need) -> Result<(), FaultError> {
+    /// [`touch`](Self::touch), waiting for monitors as `wait` says.
+    ///
+    /// # Errors
+    /// As there, and [`FaultError::Interrupted`].
+    pub fn touch_with(
+        &self,
+        addr: u64,
+        len: u64,
+        access: Access,
+        wait: Wait<'_>,
+    ) -> Result<(), FaultError> {
+        let end = addr
+            .checked_add(len.max(1))
+            .ok_or(FaultError::Unmapped(addr))?;
+        self.touch_as(addr, end, Need::of(access).wait(wait))
+    }
+
+    fn touch_as(&self, start: u64, end: u64, need: Need<'_>) -> Result<(), FaultError> {
         let mut at = start;
         while at < end {
-            match self.with_pager(|pager| {
+            match self.with_pager(need.wait, |pager| {
                 let result = pager.access(at, end, need);
                 // A guard page, or no stack above that could grow down to here, is an error for good.
                 let grows = matches!(result, Err(FaultError::Unmapped(_))) && pager.may_grow(at);

@@ -9,10 +9,11 @@ use vma_rcu::tree::View;
 
 use super::probes::{self, ProbedPart};
 use super::{AddressSpace, Core};
-use crate::addr::Pages;
+use crate::addr::{Pages, VmRange};
 use crate::backend::paged::{Frame, PAGE};
 use crate::backend::{Backend, FileUnmap};
 use crate::error::PublishError;
+use crate::events::InvalidationReason;
 use crate::file::{FileKind, FileObject, Index, Mapper, OpenFile, Part, SpaceId, Tenancies};
 use crate::flags::VmaFlags;
 use crate::system::fence_of_probes;
@@ -266,6 +267,11 @@ impl<B: Backend> Core<B> {
 }
 
 impl<B: Backend> Core<B> {
+    fn range_of(&self, part: Part) -> VmRange {
+        let len = self.pages.bytes(part.end - part.first);
+        VmRange::new(part.addr, part.addr + len)
+    }
+
     /// Calls `f` with the place of a part of a file, and with what tells whether one of its pages is still shown there, by a mapping
     /// that `counts`.
     fn with_shown<R>(
@@ -291,8 +297,8 @@ impl<B: Backend> Core<B> {
         };
         f(&FileUnmap {
             file,
-            start: part.addr,
-            end: part.addr + self.pages.bytes(part.end - part.first),
+            start: self.range_of(part).start,
+            end: self.range_of(part).end,
             copies,
             is_shown: &is_shown,
         })
@@ -301,25 +307,47 @@ impl<B: Backend> Core<B> {
 
 impl<B: Backend> Mapper for Core<B> {
     fn unmap_pages(&self, file: &FileObject, part: Part, copies: bool) {
-        self.with_shown(
-            file,
-            part,
-            copies,
-            |_| true,
-            |unmap| {
-                self.backend.unmap_file(unmap);
-            },
-        );
+        let range = self.range_of(part);
+        self.notifiers.around(range, InvalidationReason::Clear, || {
+            self.with_shown(
+                file,
+                part,
+                copies,
+                |_| true,
+                |unmap| self.backend.unmap_file(unmap),
+            );
+        });
     }
 
     fn protect_pages(&self, file: &FileObject, part: Part) -> usize {
         let is_shared = |vma: &Vma| vma.flags().contains(VmaFlags::SHARED);
-        self.with_shown(file, part, false, is_shared, |unmap| {
-            self.backend.protect_file(unmap)
-        })
+        let range = self.range_of(part);
+        self.notifiers
+            .around(range, InvalidationReason::ProtectPage, || {
+                self.with_shown(file, part, false, is_shared, |unmap| {
+                    self.backend.protect_file(unmap)
+                })
+            })
     }
 
     fn rob_heirs(&self, file: &FileObject, part: Part, frame: &Frame) {
+        let range = self.range_of(part);
+        self.notifiers.around(range, InvalidationReason::Clear, || {
+            self.rob(file, part, frame);
+        });
+    }
+
+    fn settle(&self, protected: usize) {
+        self.backend.protected(protected);
+    }
+
+    fn pages(&self) -> Pages {
+        self.pages
+    }
+}
+
+impl<B: Backend> Core<B> {
+    fn rob(&self, file: &FileObject, part: Part, frame: &Frame) {
         let reader = self.tree.domain().register();
         let guard = reader.pin();
         let (start, pages) = (part.addr, part.first..part.end);
@@ -335,14 +363,6 @@ impl<B: Backend> Mapper for Core<B> {
                 shown.set_robbed();
             }
         }
-    }
-
-    fn settle(&self, protected: usize) {
-        self.backend.protected(protected);
-    }
-
-    fn pages(&self) -> Pages {
-        self.pages
     }
 }
 

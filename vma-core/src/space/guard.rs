@@ -19,8 +19,10 @@ use super::observe::Observed;
 use super::probes::ProbedPart;
 use super::{AddressSpace, Inner};
 use crate::accounting::Totals;
+use crate::addr::VmRange;
 use crate::backend::{Backend, PageChange};
 use crate::error::PublishError;
+use crate::events::{Announced, Context, MonitorEvent, Started};
 use crate::limits::SpaceConfig;
 use crate::vma::Vma;
 use smallvec::SmallVec;
@@ -33,6 +35,8 @@ pub struct ReadGuard<'s, B: Backend = ()> {
     held: Option<Held>,
     /// What a downgraded guard has still to do.
     after: After<B>,
+    /// How long monitors are waited for then.
+    wait: Wait<'s>,
 }
 
 impl<'s, B: Backend> ReadGuard<'s, B> {
@@ -46,6 +50,7 @@ impl<'s, B: Backend> ReadGuard<'s, B> {
             inner: Some(inner),
             held: Some(held),
             after: After::default(),
+            wait: Wait::forever(),
         }
     }
 
@@ -68,7 +73,7 @@ impl<B: Backend> Drop for ReadGuard<'_, B> {
     fn drop(&mut self) {
         drop(self.inner.take());
         drop(self.held.take());
-        self.after.run(self.space);
+        self.after.run(self.space, self.wait);
     }
 }
 
@@ -95,6 +100,8 @@ pub struct WriteGuard<'s, B: Backend = ()> {
     pub(super) refused: Option<PublishError>,
     /// It's for one call, which may leave work for when the lock has been let go.
     pub(super) once: bool,
+    /// There are notifiers.
+    pub(super) notifies: bool,
 }
 
 impl<B: Backend> fmt::Debug for WriteGuard<'_, B> {
@@ -128,6 +135,10 @@ impl<B: Backend> Default for After<B> {
 
 #[derive(Default)]
 struct Work {
+    /// What notifiers were told of.
+    started: Vec<Started>,
+    /// What monitors are to be told.
+    told: Vec<Announced>,
     hooks: Vec<HookEvent>,
     /// Ranges to be made present.
     populate: Vec<(u64, u64)>,
@@ -146,6 +157,31 @@ impl<B: Backend> After<B> {
             self.changed = true;
             self.work.get_or_insert_default().hooks.extend(hooks);
         }
+    }
+
+    /// Notifiers are told of the end when pages are gone.
+    pub(super) fn end_later(&mut self, started: Started) {
+        self.changed = true;
+        self.work.get_or_insert_default().started.push(started);
+    }
+
+    /// Monitors hear of it, and read it, when the lock has been let go.
+    pub(super) fn tell_monitors(&mut self, told: Vec<(Arc<Context>, MonitorEvent)>) {
+        let announced = told.into_iter();
+        self.deliver_later(announced.map(|(monitor, event)| monitor.announce(event)));
+    }
+
+    /// The same, of what has been announced.
+    pub(super) fn deliver_later(&mut self, announced: impl IntoIterator<Item = Announced>) {
+        self.changed = true;
+        let work = self.work.get_or_insert_default();
+        work.told.extend(announced);
+    }
+
+    /// Whether notifiers have been told of a range.
+    pub(super) fn is_announced(&self, range: VmRange) -> bool {
+        let mut started = self.work.iter().flat_map(|work| &work.started);
+        started.any(|started| started.covers(range))
     }
 
     /// A range is to be made present when the lock has been let go.
@@ -184,13 +220,13 @@ impl<B: Backend> After<B> {
 
     /// Does it, with no lock held.
     #[inline]
-    fn run(&mut self, space: &AddressSpace<B>) {
+    fn run(&mut self, space: &AddressSpace<B>, wait: Wait<'_>) {
         if !mem::take(&mut self.changed) {
             return;
         }
         self.finish(space);
         if let Some(work) = self.work.take() {
-            work.run(space);
+            work.run(space, wait);
         }
         space.core.tree.domain().collect();
     }
@@ -204,13 +240,15 @@ impl Work {
         }
     }
 
-    fn run<B: Backend>(self, space: &AddressSpace<B>) {
-        for (start, end) in self.populate {
-            // What can't be had is passed over.
-            let _ = space.populate(start, end, true);
-        }
+    fn run<B: Backend>(self, space: &AddressSpace<B>, wait: Wait<'_>) {
         // One owner's panic doesn't keep the others from hearing.
         let mut first = None;
+        for started in self.started {
+            match started.end() {
+                Some(panic) if first.is_some() => mem::forget(panic),
+                panic => first = first.or(panic),
+            }
+        }
         space.settle_probes_at(&self.probed, &mut first);
         let mut tell = |event: &HookEvent| {
             let told = catch_unwind(AssertUnwindSafe(|| {
@@ -230,6 +268,13 @@ impl Work {
             .iter()
             .filter(|it| !it.opened)
             .for_each(&mut tell);
+        for announced in self.told {
+            announced.deliver(wait);
+        }
+        for (start, end) in self.populate {
+            // What can't be had is passed over.
+            let _ = space.populate(start, end, true);
+        }
         if let Some(panic) = first {
             rethrow(panic);
         }
@@ -249,22 +294,29 @@ pub(crate) fn rethrow(panic: Box<dyn Any + Send>) {
 /// What calls on a guard have left to be done, with the lock let go of already: it's done when this is dropped.
 pub(crate) struct Unfinished<'s, B: Backend> {
     space: &'s AddressSpace<B>,
+    wait: Wait<'s>,
     after: After<B>,
 }
 
 impl<B: Backend> Drop for Unfinished<'_, B> {
     fn drop(&mut self) {
-        self.after.run(self.space);
+        self.after.run(self.space, self.wait);
     }
 }
 
 impl<'s, B: Backend> WriteGuard<'s, B> {
+    /// How long what comes after the lock may wait.
+    pub(crate) fn wait_as(&mut self, wait: Wait<'s>) {
+        self.wait = wait;
+    }
+
     /// Lets the lock go, and leaves for later what is done without it.
     pub(crate) fn release(mut self) -> Unfinished<'s, B> {
         drop(self.inner.take());
         drop(self.held.take());
         Unfinished {
             space: self.space,
+            wait: self.wait,
             after: mem::take(&mut self.after),
         }
     }
@@ -295,7 +347,11 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
     /// What a call changes: nothing, yet.
     #[inline]
     pub(super) fn changes(&self) -> Changes {
-        Changes::new(self.inner().totals, B::ACTIVE)
+        Changes::new(
+            self.inner().totals,
+            B::ACTIVE || self.notifies,
+            self.space.core.attention.is_expected(),
+        )
     }
 
     /// Starts planning; `changes` takes what is planned, for [`commit`](Self::commit).
@@ -312,6 +368,17 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
 
     /// Prepares and publishes, once. On an error nothing has changed.
     pub(super) fn commit(&mut self, changes: &mut Changes) -> Result<(), PublishError> {
+        if self.notifies {
+            self.notify_changes(changes);
+        }
+        self.commit_changes(changes)?;
+        if !changes.told.is_empty() {
+            self.after.tell_monitors(mem::take(&mut changes.told));
+        }
+        Ok(())
+    }
+
+    fn commit_changes(&mut self, changes: &mut Changes) -> Result<(), PublishError> {
         if B::ACTIVE && !(changes.windows.is_empty() && changes.pages.is_empty()) {
             self.commit_with_pages(changes)
         } else {
@@ -491,6 +558,7 @@ impl<'s, B: Backend> WriteGuard<'s, B> {
         };
         let mut guard = ReadGuard::new(self.space, inner.downgrade(), held);
         guard.after = mem::take(&mut self.after);
+        guard.wait = self.wait;
         guard
     }
 }
@@ -599,7 +667,7 @@ impl<B: Backend> Drop for WriteGuard<'_, B> {
     fn drop(&mut self) {
         drop(self.inner.take());
         drop(self.held.take());
-        self.after.run(self.space);
+        self.after.run(self.space, self.wait);
     }
 }
 
@@ -643,7 +711,7 @@ mod tests {
         let mut after = begin(&space, |guard| first(guard, addr));
         second(&space, addr);
         check(&mut cpu, addr);
-        after.run(&space);
+        after.run(&space, Wait::forever());
     }
 
     fn discard(guard: &mut WriteGuard<'_, Paged>, addr: u64) {

@@ -33,6 +33,8 @@ mod guard;
 mod lock;
 mod map;
 mod maps;
+mod monitor;
+mod notify;
 mod observe;
 pub(crate) mod order;
 mod placement;
@@ -73,6 +75,7 @@ pub use self::guard::{ReadGuard, WriteGuard};
 pub use self::lock::LockError;
 pub use self::map::{MapError, MapRequest};
 pub use self::maps::{MapsEntry, MapsName};
+pub use self::monitor::{MonitorError, ResolveError};
 pub use self::observe::{LockObserver, LockTime, LockTimes};
 pub use self::protect::{MdweError, ProtectError};
 pub use self::query::{CoreError, SyncError};
@@ -95,6 +98,7 @@ use crate::addr::Pages;
 use crate::anon::AnonIds;
 use crate::backend::Backend;
 use crate::error::PublishError;
+use crate::events::{Attention, InvalidationReason, Notifiers};
 use crate::file::Tenancies;
 use crate::flags::{MdweFlags, VmaFlags};
 use crate::limits::{ConfigError, SpaceConfig};
@@ -152,6 +156,8 @@ pub(crate) struct Core<B: Backend> {
     pages: Pages,
     probes: Probes<B>,
     tenancies: Tenancies,
+    notifiers: Notifiers,
+    attention: Arc<Attention>,
 }
 
 /// Protected by `AddressSpace::inner`.
@@ -271,6 +277,8 @@ impl<B: Backend> AddressSpace<B> {
                 backend,
                 pages: config.pages(),
                 probes: Probes::default(),
+                notifiers: Notifiers::default(),
+                attention: Arc::default(),
             }),
             inner: RwSemaphore::with_statistics(inner, Observed::default()),
             config: ArcSwap::new(config),
@@ -332,6 +340,9 @@ impl<B: Backend> AddressSpace<B> {
     /// # Errors
     /// [`GaveUp`]: `EINTR` for a system call.
     pub fn read_with(&self, wait: Wait<'_>) -> Result<ReadGuard<'_, B>, GaveUp> {
+        if self.core.attention.is_raised() {
+            drop(self.write_with(wait)?);
+        }
         let held = order::MMAP.acquire(self.address());
         let inner = self.inner.read_with(wait)?;
         Ok(ReadGuard::new(self, inner, held))
@@ -421,7 +432,7 @@ impl<B: Backend> AddressSpace<B> {
         wait: Wait<'s>,
         refused: Option<PublishError>,
     ) -> WriteGuard<'s, B> {
-        WriteGuard {
+        let mut guard = WriteGuard {
             space: self,
             inner: Some(inner),
             held: Some(held),
@@ -429,7 +440,12 @@ impl<B: Backend> AddressSpace<B> {
             after: After::default(),
             refused,
             once: false,
+            notifies: self.core.notifiers.is_any(),
+        };
+        if self.core.attention.is_raised() {
+            guard.reap_monitors();
         }
+        guard
     }
 
     fn address(&self) -> usize {
@@ -511,6 +527,8 @@ impl<B: Backend> fmt::Debug for AddressSpace<B> {
 impl<B: Backend> Drop for AddressSpace<B> {
     /// Lets go of files and owners: each mapping that is left counts as removed.
     fn drop(&mut self) {
+        // Its pages go with the last part of it, after this.
+        let _started = self.start(&notify::everything(), InvalidationReason::Release);
         let inner = self.inner.get_mut();
         let view = self.core.tree.locked(&inner.writer);
         if inner.is_linked {

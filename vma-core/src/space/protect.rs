@@ -2,11 +2,12 @@
 
 use super::draft::Draft;
 use super::map::denied_by_mdwe;
-use super::{AddressSpace, WriteGuard};
+use super::{AddressSpace, WriteGuard, notify};
 use crate::accounting::{check_commit, check_expand};
 use crate::addr::VmRange;
 use crate::backend::Backend;
 use crate::error::{Errno, LimitError, PublishError, SplitError};
+use crate::events::InvalidationReason;
 use crate::flags::{MdweFlags, Prot, VmaFlags, prot_bits};
 use crate::limits::SpaceConfig;
 
@@ -297,7 +298,9 @@ impl<B: Backend> AddressSpace<B> {
     ///
     /// Source: `do_mprotect_pkey()` in mm/mprotect.c.
     pub fn protect(&self, addr: u64, len: u64, prot: Prot) -> Result<(), ProtectError> {
-        self.write_once().protect(addr, len, prot)
+        let ranges = || notify::named(addr, len, self.core.pages.size());
+        self.write_to(ranges, InvalidationReason::ProtectVma)
+            .protect(addr, len, prot)
     }
 
     /// Refuses gaining execute from now on (`PR_SET_MDWE` of prctl(2)).

@@ -2,10 +2,11 @@
 
 use super::draft::Draft;
 use super::map::MapError;
-use super::{AddressSpace, WriteGuard};
+use super::{AddressSpace, WriteGuard, notify};
 use crate::addr::VmRange;
 use crate::backend::Backend;
 use crate::error::Errno;
+use crate::events::InvalidationReason;
 use crate::flags::{MapFlags, Prot, VmaFlags};
 use crate::limits::SpaceConfig;
 use crate::vma::same_open_file;
@@ -140,6 +141,8 @@ impl<B: Backend> AddressSpace<B> {
         pgoff: u64,
         flags: MapFlags,
     ) -> Result<(), RemapFileError> {
-        self.write().remap_file_pages(addr, len, prot, pgoff, flags)
+        let ranges = || notify::named(self.core.pages.floor(addr), len, self.core.pages.size());
+        self.write_to(ranges, InvalidationReason::Unmap)
+            .remap_file_pages(addr, len, prot, pgoff, flags)
     }
 }

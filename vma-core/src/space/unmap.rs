@@ -1,11 +1,12 @@
 //! munmap(2).
 
 use super::draft::Draft;
-use super::{AddressSpace, WriteGuard};
+use super::{AddressSpace, WriteGuard, notify};
 use crate::accounting::{check_split, is_accountable};
 use crate::addr::VmRange;
 use crate::backend::Backend;
 use crate::error::{Errno, PublishError, SplitError};
+use crate::events::InvalidationReason;
 use crate::flags::VmaFlags;
 use crate::limits::SpaceConfig;
 
@@ -155,7 +156,12 @@ impl<B: Backend> AddressSpace<B> {
     /// is held doesn't depend on how many pages there are. When the call returns, nobody uses them any more (C3); of a call
     /// on a [`WriteGuard`] that's true when the guard is dropped.
     pub fn unmap(&self, addr: u64, len: u64) -> Result<(), UnmapError> {
-        self.write().unmap(addr, len)
+        self.write_to_unmap(addr, len).unmap(addr, len)
+    }
+
+    fn write_to_unmap(&self, addr: u64, len: u64) -> WriteGuard<'_, B> {
+        let ranges = || notify::named(addr, len, self.core.pages.size());
+        self.write_to(ranges, InvalidationReason::Unmap)
     }
 
     /// The same as Linux does it: the pages go under the shared side of the lock, so that readers come in, and no writer.
@@ -165,7 +171,7 @@ impl<B: Backend> AddressSpace<B> {
     ///
     /// Source: `vms_complete_munmap_vmas()` in mm/vma.c.
     pub fn unmap_downgraded(&self, addr: u64, len: u64) -> Result<(), UnmapError> {
-        let mut guard = self.write();
+        let mut guard = self.write_to_unmap(addr, len);
         let result = guard.unmap(addr, len);
         guard.downgrade().finish();
         result
@@ -176,7 +182,7 @@ impl<B: Backend> AddressSpace<B> {
     /// # Errors
     /// As [`unmap`](Self::unmap).
     pub fn unmap_exclusively(&self, addr: u64, len: u64) -> Result<(), UnmapError> {
-        let mut guard = self.write();
+        let mut guard = self.write_to_unmap(addr, len);
         let result = guard.unmap(addr, len);
         guard.finish();
         result

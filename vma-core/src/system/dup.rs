@@ -197,15 +197,22 @@ impl<B: Backend> SpaceHandle<B> {
         let shared = &system.shared;
         // Runs destructors, perhaps: before any lock.
         self.space().throttle(wait)?;
-        let mut locked = Locked::new(self.space(), &shared.dups, wait, shared.nested_dup)?;
-        let Some(parent) = &mut locked.parent else {
-            unreachable!("only drop takes it out")
+        let (child, locked) = loop {
+            let started = self.space().start_dup();
+            let mut locked = Locked::new(self.space(), &shared.dups, wait, shared.nested_dup)?;
+            let Some(parent) = &mut locked.parent else {
+                unreachable!("only drop takes it out")
+            };
+            parent.wait_as(wait);
+            if parent.is_announced(started.as_ref()) {
+                parent.end_later(started);
+                break (parent.dup_into_system(), locked);
+            }
         };
-        let child = parent.dup_into_system();
+        // Monitors of the parent are told at its end, and waited for: nothing is held by then.
         drop(locked);
         let (child, probed) = child?;
         child.settle_probes(&probed);
-        // A monitor of the parent is asked here, and waited for: nothing is held.
         Ok(system.adopt(child)?)
     }
 }

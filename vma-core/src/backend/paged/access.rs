@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use vma_rcu::reclaim::Reader;
 use vma_rcu::shootdown::Accessing;
+use vma_rcu::wait::{CancelToken, Wait};
 
 use super::frame::{Frame, PageBytes};
 use super::table::index;
@@ -84,6 +85,8 @@ pub struct Accessor<'s> {
     reader: Reader,
     accessing: Accessing<'s>,
     cache: Box<[Cached; CACHED]>,
+    /// Ends waits for monitors.
+    token: Option<CancelToken>,
 }
 
 impl fmt::Debug for Accessor<'_> {
@@ -102,6 +105,7 @@ impl AddressSpace<Paged> {
             reader: self.register(),
             accessing: self.backend().state().shootdown.register(),
             cache: Box::new([Cached::NONE; CACHED]),
+            token: None,
         }
     }
 }
@@ -212,9 +216,20 @@ impl Accessor<'_> {
         }
     }
 
+    /// From here on accesses that wait for a monitor are given up when a token is cancelled: they are
+    /// [`FaultError::Interrupted`].
+    pub fn set_token(&mut self, token: Option<CancelToken>) {
+        self.token = token;
+    }
+
+    fn need<'n>(&'n self, need: Need<'n>) -> Need<'n> {
+        let wait = self.token.as_ref().map_or(Wait::forever(), Wait::killable);
+        need.by(self.accessing.id()).wait(wait)
+    }
+
     /// Makes the page present.
     fn fault(&mut self, addr: u64, access: Access) -> Result<(), FaultError> {
-        let need = Need::of(access).by(self.accessing.id());
+        let need = self.need(Need::of(access));
         let result = self.space.fault_page(addr & !OFFSET, need, &self.reader);
         result.map_err(|fault| fault.at(addr))
     }
@@ -327,9 +342,9 @@ impl Accessor<'_> {
             if let Some(pinned) = self.try_pin(page, access)? {
                 return Ok(pinned);
             }
-            let need = Need::to_pin(access).by(self.accessing.id());
             // It may show something else then.
             self.cache[slot(page)] = Cached::NONE;
+            let need = self.need(Need::to_pin(access));
             self.space.fault_page(page, need, &self.reader)?;
         }
     }

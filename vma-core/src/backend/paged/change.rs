@@ -393,6 +393,36 @@ pub(super) fn protect_clean(state: &State, start: u64, end: u64) {
     protect(state, start, end, |_, entry| entry.is_owned_and_clean());
 }
 
+/// See [`Backend::monitor_protect`](super::super::Backend::monitor_protect).
+pub(super) fn monitor_protect(
+    state: &State,
+    start: u64,
+    end: u64,
+    on: bool,
+) -> Result<(), NoMemory> {
+    state.tables.own_range(start, end)?;
+    let mut changed = false;
+    state.tables.for_each(start, end, |seen, _, range| {
+        let mut leaf = seen.leaf.lock();
+        for index in range {
+            let entry = leaf.entry(index);
+            let new = if on {
+                entry.protected()
+            } else {
+                entry.unprotected()
+            };
+            if new != entry {
+                leaf.replace(index, new);
+                changed = true;
+            }
+        }
+    });
+    if on && changed {
+        state.shootdown.invalidate();
+    }
+    Ok(())
+}
+
 /// Takes stores away from the entries that `which` says, by address and under their leaf's lock. How many there were.
 fn protect(state: &State, start: u64, end: u64, which: impl Fn(u64, Entry) -> bool) -> usize {
     let mut count = 0;

@@ -26,6 +26,9 @@ const BORROWED: usize = 8;
 const HUGE: usize = 16;
 const BITS: usize = 31;
 
+/// With `ANON` or `BORROWED`: a monitor is asked before a store. Never with `OWNED`.
+const PROTECTED: usize = SHMEM;
+
 /// Alone, without a frame.
 const GUARD: usize = BORROWED;
 
@@ -171,7 +174,35 @@ impl Entry {
 
     /// The same page, stores to which go to it.
     pub(super) fn owned(self) -> Self {
-        Entry(self.0.map_addr(|address| address | OWNED))
+        let entry = self.unprotected();
+        Entry(entry.0.map_addr(|address| address | OWNED))
+    }
+
+    /// Whether it's of a kind that a monitor can protect.
+    fn is_protectable(self) -> bool {
+        self.head().is_some() && !self.has(HUGE) && (self.has(ANON) || self.has(BORROWED))
+    }
+
+    /// A monitor is asked before a store.
+    pub(super) fn is_protected(self) -> bool {
+        self.is_protectable() && self.has(PROTECTED)
+    }
+
+    /// The same page, with a monitor asked before a store if it can be.
+    pub(super) fn protected(self) -> Self {
+        if !self.is_protectable() {
+            return self;
+        }
+        let entry = self.without_owner();
+        Entry(entry.0.map_addr(|address| address | PROTECTED))
+    }
+
+    /// The same page, with nobody asked.
+    pub(super) fn unprotected(self) -> Self {
+        if !self.is_protected() {
+            return self;
+        }
+        Entry(self.0.map_addr(|address| address & !PROTECTED))
     }
 
     /// The reference that the entry holds, if it holds one.

@@ -22,7 +22,8 @@ use super::huge;
 #[cfg(not(loom))]
 use super::mapping::Mapping;
 use super::table::{Leaf, NoMemory, Seen, index};
-use super::{Fault, Faulted, PAGE, Paged, State};
+use super::{Fault, Faulted, Fill, Filled, PAGE, Paged, State};
+use crate::events::MonitorModes;
 use crate::file::{FileKind, FileObject, FilePage, Marked, OpenFile};
 use crate::flags::VmaFlags;
 use crate::space::{Access, FaultError};
@@ -105,6 +106,12 @@ pub(super) fn fault(paged: &Paged, fault: &Fault<'_>) -> Result<Faulted, FaultEr
         if found.is_guard() {
             return Err(FaultError::Unmapped(fault.addr));
         }
+        if found.is_protected()
+            && fault.access == Access::Write
+            && fault.monitored.contains(MonitorModes::WP)
+        {
+            return Ok(Faulted::Monitored(MonitorModes::WP));
+        }
         if suffices(found, fault.access) || is_last_owner(state, fault, found)? {
             return Ok(Faulted::Done);
         }
@@ -119,6 +126,11 @@ pub(super) fn fault(paged: &Paged, fault: &Fault<'_>) -> Result<Faulted, FaultEr
             }
         }
         let source = source(fault, found);
+        if !fault.monitored.is_empty()
+            && let Some(mode) = asked_about(fault, source)
+        {
+            return Ok(Faulted::Monitored(mode));
+        }
         let new = match source {
             Source::Nothing => return Err(FaultError::NoFrame(fault.addr)),
             Source::Zeros => New::of(zeros(fault.addr)?),
@@ -126,6 +138,7 @@ pub(super) fn fault(paged: &Paged, fault: &Fault<'_>) -> Result<Faulted, FaultEr
                 let frame = paged.allocate(fault.addr)?;
                 New::of(Entry::of(frame.zeroed(), Kind::Anon, true))
             }
+            Source::CopyOfFound if !fault.may_replace => return Ok(Faulted::Replaces),
             Source::CopyOfFound => match copy_of(paged, seen, fault, found)? {
                 Some(new) => new,
                 None => continue,
@@ -139,6 +152,7 @@ pub(super) fn fault(paged: &Paged, fault: &Fault<'_>) -> Result<Faulted, FaultEr
             Installed::Yes => {
                 if let Source::File(file) = source
                     && fault.access == Access::Read
+                    && fault.monitored.is_empty()
                 {
                     around(state, fault, file);
                 }
@@ -149,6 +163,95 @@ pub(super) fn fault(paged: &Paged, fault: &Fault<'_>) -> Result<Faulted, FaultEr
             Installed::NotReady => return Ok(Faulted::NotReady),
         }
     }
+}
+
+/// What a monitor is asked before a page is put in that isn't there. Source: `do_anonymous_page()`, `shmem_get_folio_gfp()`.
+fn asked_about(fault: &Fault<'_>, source: Source<'_>) -> Option<MonitorModes> {
+    let mode = match source {
+        Source::Zeros | Source::Fresh => MonitorModes::MISSING,
+        Source::CopyOfFound | Source::Nothing => return None,
+        Source::File(file) => {
+            let object = file.object();
+            if !object.has_page(fault.pgoff.saturating_mul(PAGE as u64)) {
+                return None;
+            }
+            if object.pages().contains(fault.pgoff) {
+                MonitorModes::MINOR
+            } else {
+                MonitorModes::MISSING
+            }
+        }
+    };
+    fault.monitored.contains(mode).then_some(mode)
+}
+
+/// See [`Backend::fill`](super::Backend::fill).
+pub(super) fn fill(
+    paged: &Paged,
+    fault: &Fault<'_>,
+    content: &Fill<'_>,
+) -> Result<Filled, FaultError> {
+    let state = paged.state();
+    let looked = state.tables.look(fault.addr);
+    if looked.is_some_and(|(_, entry)| !entry.is_none()) {
+        return Ok(Filled::Exists);
+    }
+    let is_shared = fault.vma.flags().contains(VmaFlags::SHARED);
+    let shared = fault.vma.file().filter(|_| is_shared);
+    let new = match (content, shared) {
+        (Fill::Files, _) => None,
+        (_, Some(file)) => {
+            if !add_to_file(paged, fault, file, content)? {
+                return Ok(Filled::Exists);
+            }
+            None
+        }
+        (Fill::Zeros, None) => Some(New::of(zeros(fault.addr)?)),
+        (Fill::Bytes(bytes), None) => {
+            let frame = paged.allocate(fault.addr)?.filled();
+            frame.bytes().write(0, bytes);
+            Some(New::of(Entry::of(frame, Kind::Anon, true)))
+        }
+    };
+    let Some(new) = new else {
+        let access = if is_shared {
+            fault.access
+        } else {
+            Access::Read
+        };
+        let by_file = Fault { access, ..*fault };
+        return match self::fault(paged, &by_file)? {
+            Faulted::Done => Ok(Filled::Done),
+            _ => Ok(Filled::Again),
+        };
+    };
+    match install(state, fault, Entry::NONE, new)? {
+        Installed::Yes => Ok(Filled::Done),
+        Installed::Changed => Ok(Filled::Exists),
+        Installed::Stale | Installed::NotReady => Ok(Filled::Again),
+    }
+}
+
+/// Puts a page into a file; whether there was none.
+fn add_to_file(
+    paged: &Paged,
+    fault: &Fault<'_>,
+    file: &OpenFile,
+    content: &Fill<'_>,
+) -> Result<bool, FaultError> {
+    let object = file.object();
+    let new = paged.pending.until_some(|| object.pages().allocate());
+    let new = new.ok_or(FaultError::OutOfMemory(fault.addr))?;
+    let frame = match content {
+        Fill::Bytes(bytes) => {
+            let frame = new.filled();
+            frame.bytes().write(0, bytes);
+            frame
+        }
+        Fill::Zeros | Fill::Files => new.zeroed(),
+    };
+    let added = object.pages().add(object, fault.pgoff, frame);
+    added.ok_or(FaultError::BeyondEnd(fault.addr))
 }
 
 /// The file whose page a store goes to.

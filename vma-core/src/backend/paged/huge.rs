@@ -229,6 +229,9 @@ fn private(paged: &Paged, fault: &Fault<'_>, place: &Place<'_>) -> Result<Faulte
         Looked::Unlike => return Ok(Faulted::Again),
         Looked::Found(old) => old,
     };
+    if !old.is_empty() && !fault.may_replace {
+        return Ok(Faulted::Replaces);
+    }
     if old.is_empty() && place.file.is_robbed() {
         return Err(FaultError::NoHugePage(fault.addr));
     }

@@ -84,7 +84,7 @@ use self::pending::Pending;
 pub use self::pool::{FramePool, PoolStats};
 pub use self::table::Resident;
 use self::table::{LEAF_BYTES, NoMemory, Tables};
-use super::{Backend, Fault, Faulted, FileUnmap, Inherited, PageChange};
+use super::{Backend, Fault, Faulted, FileUnmap, Fill, Filled, Inherited, PageChange};
 use crate::error::PublishError;
 use crate::file::FileObjectBuilder;
 use crate::limits::{ConfigError, SpaceConfig};
@@ -293,6 +293,16 @@ impl Backend for Paged {
 
     fn fault(&self, fault: &Fault<'_>) -> Result<Faulted, FaultError> {
         fault::fault(self, fault)
+    }
+
+    fn fill(&self, fault: &Fault<'_>, fill: &Fill<'_>) -> Result<Filled, FaultError> {
+        fault::fill(self, fault, fill)
+    }
+
+    fn monitor_protect(&self, start: u64, end: u64, on: bool) -> Result<(), PublishError> {
+        let state = self.state();
+        let done = state.walk(|| change::monitor_protect(state, start, end, on));
+        done.map_err(PublishError::from)
     }
 
     fn is_resident(&self, addr: u64, vma: &Vma, pgoff: u64) -> bool {

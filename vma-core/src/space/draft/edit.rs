@@ -10,9 +10,11 @@ use crate::addr::VmRange;
 use crate::anon::AnonId;
 use crate::backend::PageChange;
 use crate::error::SplitError;
+use crate::events::{Context, MonitorEvent, MonitorFeatures};
 use crate::flags::VmaFlags;
 use crate::merge::{Kind, Merge, Proposal, decide};
 use crate::space::files::FileEdits;
+use crate::space::monitor::hearing;
 use crate::vma::{Extras, Vma, same_hooks};
 
 impl Draft<'_> {
@@ -97,6 +99,9 @@ impl Draft<'_> {
         if self.changes.notes_pages {
             self.note_gone(start, end);
         }
+        if self.changes.monitored {
+            self.tell_unmapped(start, end);
+        }
         while let Some((vma_start, vma_end)) = self.take_account(at, end) {
             from = from.min(vma_start);
             to = vma_end;
@@ -105,6 +110,26 @@ impl Draft<'_> {
         if from < to {
             self.add_window(from, to, Pieces::new());
             self.note_pages(PageChange::Zap { start, end });
+        }
+    }
+
+    /// Each monitor hears of it once. Source: `userfaultfd_unmap_prep()`.
+    #[cold]
+    fn tell_unmapped(&mut self, start: u64, end: u64) {
+        let mut at = start;
+        while let Some(vma) = self.first_in(at, end) {
+            at = vma.end;
+            let Some(monitor) = hearing(vma.vma, MonitorFeatures::EVENT_UNMAP).cloned() else {
+                continue;
+            };
+            let unmapped = VmRange::new(start, end);
+            let knows = |(other, event): &(Arc<Context>, MonitorEvent)| {
+                Arc::ptr_eq(other, &monitor)
+                    && matches!(event, MonitorEvent::Unmap(range) if *range == unmapped)
+            };
+            if !self.changes.told.iter().any(knows) {
+                self.tell(monitor, MonitorEvent::Unmap(unmapped));
+            }
         }
     }
 

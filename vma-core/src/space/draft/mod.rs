@@ -17,6 +17,7 @@ use vma_rcu::tree::{Entry, View};
 use crate::accounting::Totals;
 use crate::addr::{Pages, VmRange};
 use crate::backend::PageChange;
+use crate::events::{Context, MonitorEvent};
 use crate::file::{FileObject, MappingHooks, OpenFile};
 use crate::flags::VmaFlags;
 use crate::limits::SpaceConfig;
@@ -80,13 +81,17 @@ pub(super) struct Changes {
     pub(super) pages: Vec<PageChange>,
     /// Flags of all mappings that are unmapped.
     pub(super) gone: VmaFlags,
+    /// What monitors are to be told, in this order.
+    pub(super) told: Vec<(Arc<Context>, MonitorEvent)>,
     notes_pages: bool,
+    /// There have been monitors.
+    monitored: bool,
 }
 
 impl Changes {
     /// None; `totals` are those of the layout.
     #[inline]
-    pub(super) fn new(totals: Totals, notes_pages: bool) -> Self {
+    pub(super) fn new(totals: Totals, notes_pages: bool, monitored: bool) -> Self {
         Changes {
             windows: SmallVec::new(),
             totals,
@@ -95,7 +100,9 @@ impl Changes {
             followed: None,
             pages: Vec::new(),
             gone: VmaFlags::empty(),
+            told: Vec::new(),
             notes_pages,
+            monitored,
         }
     }
 }
@@ -237,6 +244,11 @@ impl<'a> Draft<'a> {
         if self.changes.notes_pages {
             self.changes.pages.push(change);
         }
+    }
+
+    /// Monitors hear of it when this is published.
+    pub(super) fn tell(&mut self, monitor: Arc<Context>, event: MonitorEvent) {
+        self.changes.told.push((monitor, event));
     }
 
     /// Totals as they are going to be.

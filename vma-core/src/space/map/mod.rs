@@ -10,11 +10,12 @@ pub(super) use self::check::{denied_by_mdwe, place_error};
 pub use self::error::MapError;
 use super::draft::Draft;
 use super::unmap::{Gathered, charge_of, gather};
-use super::{AddressSpace, WriteGuard, new_vma};
+use super::{AddressSpace, WriteGuard, new_vma, notify};
 use crate::accounting::{check_commit, check_expand};
 use crate::addr::{Pages, VmRange};
 use crate::anon::AnonId;
 use crate::backend::Backend;
+use crate::events::InvalidationReason;
 use crate::file::{AccessMode, FileObject, OpenFile};
 use crate::flags::{MapFlags, Prot, VmaFlags};
 use crate::huge::HugeFile;
@@ -272,6 +273,16 @@ impl<B: Backend> AddressSpace<B> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn map(&self, request: &MapRequest) -> Result<u64, MapError> {
-        self.write_once().map(request)
+        let ranges = || {
+            let replaces = request.flags.contains(MapFlags::FIXED);
+            let unit = if request.flags.contains(MapFlags::HUGETLB) {
+                self.config.load().huge_page_size
+            } else {
+                self.core.pages.size()
+            };
+            notify::named(request.addr, if replaces { request.len } else { 0 }, unit)
+        };
+        self.write_to(ranges, InvalidationReason::Unmap)
+            .map(request)
     }
 }

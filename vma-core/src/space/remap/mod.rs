@@ -16,14 +16,16 @@ mod error;
 pub use self::error::RemapError;
 use super::draft::{Draft, Piece};
 use super::map::place_error;
+use super::monitor::forget;
 use super::placement::{PlaceRequest, check_fixed, place};
 use super::unmap::{UnmapError, unmap_range};
-use super::{AddressSpace, WriteGuard};
+use super::{AddressSpace, WriteGuard, notify};
 use crate::accounting::{check_commit, check_expand, check_lock, map_count_error};
 use crate::addr::VmRange;
 use crate::anon::AnonId;
 use crate::backend::{Backend, PageChange};
 use crate::error::LimitError;
+use crate::events::{InvalidationReason, MonitorEvent, MonitorFeatures};
 use crate::file::FileKind;
 use crate::flags::{MapFlags, RemapFlags, VmaFlags};
 use crate::limits::SpaceConfig;
@@ -381,7 +383,16 @@ fn move_mapping(draft: &mut Draft<'_>, remap: &Remap) -> Result<Done, RemapError
     let chain = vma.vma.anon();
     let copy = vma.vma.clone().with_pgoff(pgoff);
     let new_end = remap.new_addr + remap.new_len;
+    let monitor = copy.monitor().cloned();
     let (_, copied) = draft.insert_merged(remap.new_addr, new_end, copy, chain, Kind::New);
+    if let Some(monitor) = monitor {
+        if monitor.has(MonitorFeatures::EVENT_REMAP) {
+            let (from, to, len) = (remap.addr, remap.new_addr, remap.old_len);
+            draft.tell(monitor, MonitorEvent::Remap { from, to, len });
+        } else {
+            forget(draft, copied.start);
+        }
+    }
     if remap.old_len > 0 {
         draft.note_pages(PageChange::Move {
             from: remap.addr,
@@ -427,11 +438,12 @@ fn leave_source(draft: &mut Draft<'_>, start: u64, end: u64, copied: VmRange) {
 
 /// Whether a mapping can move together with others.
 fn moves_in_company(vma: Placed<'_>) -> bool {
-    vma.file().is_none_or(|file| {
-        let object = file.object();
-        // Such files choose places themselves.
-        object.kind() != FileKind::DevZero && object.hooks().is_none()
-    })
+    vma.vma.monitor().is_none()
+        && vma.file().is_none_or(|file| {
+            let object = file.object();
+            // Such files choose places themselves.
+            object.kind() != FileKind::DevZero && object.hooks().is_none()
+        })
 }
 
 /// `FIXED` with equal lengths: all mappings of the range, one by one; an error leaves the earlier ones moved.
@@ -527,6 +539,15 @@ impl<B: Backend> AddressSpace<B> {
     ///
     /// Source: `do_mremap()` in mm/mremap.c.
     pub fn remap(&self, request: &RemapRequest) -> Result<u64, RemapError> {
-        self.write_once().remap(request)
+        let ranges = || {
+            let unit = self.config.load().huge_page_size;
+            let mut ranges = notify::named(request.addr, request.old_len, unit);
+            if request.flags.contains(RemapFlags::FIXED) {
+                ranges.extend(notify::named(request.new_addr, request.new_len, unit));
+            }
+            ranges
+        };
+        self.write_to(ranges, InvalidationReason::Unmap)
+            .remap(request)
     }
 }

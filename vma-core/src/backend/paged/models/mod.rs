@@ -201,6 +201,8 @@ impl Space {
                 range: VmRange::new(addr, addr + PAGE as u64),
                 pgoff: 0,
                 attached: &attached,
+                may_replace: true,
+                monitored: crate::MonitorModes::empty(),
             };
             match fault::fault(&self.paged, &fault) {
                 Ok(Faulted::Done) => return true,
@@ -209,7 +211,7 @@ impl Space {
                 Err(error) if attached() => panic!("{error}"),
                 // It's going: who takes it out comes first.
                 Ok(Faulted::NotReady) => loom::thread::yield_now(),
-                Ok(Faulted::Again) | Err(_) => {}
+                Ok(Faulted::Again | Faulted::Replaces | Faulted::Monitored(_)) | Err(_) => {}
             }
         }
     }
