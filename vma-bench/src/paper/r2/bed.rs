@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use vma_core::paged::{FramePool, Paged};
 use vma_core::{
-    AccessMode, AddressSpace, CreateError, FileKind, FileObject, ForkError, GaveUp, MapError,
-    MapFlags, MapRequest, OpenFile, Prot, RegisterError, SpaceConfig, SpaceHandle, System,
-    SystemConfig, UnmapError, Wait,
+    AccessMode, AddressSpace, CreateError, Errno, FileKind, FileObject, ForkError, MapError,
+    MapFlags, MapRequest, OpenFile, Probe, ProbeError, ProbeHandle, ProbeSite, Prot, RegisterError,
+    SpaceConfig, SpaceHandle, System, SystemConfig, UnmapError, Wait,
 };
 
 use super::beside::{Beside, LOOK, Step, wait_until};
@@ -44,8 +44,8 @@ pub enum R2Error {
     Unmap(#[from] UnmapError),
     #[error("dup: {0}")]
     Fork(#[from] ForkError),
-    #[error("waiting for dups: {0}")]
-    Quiesce(#[from] GaveUp),
+    #[error("attaching a probe: {0}")]
+    Probe(#[from] ProbeError),
 }
 
 /// What is compared.
@@ -84,6 +84,20 @@ pub(super) struct Effort {
     pub(super) turns: usize,
 }
 
+/// A probe that notes where it is.
+struct Breakpoint;
+
+impl Probe<Paged> for Breakpoint {
+    fn install(&self, site: &ProbeSite<'_, Paged>) -> Result<(), Errno> {
+        black_box(site.addr());
+        Ok(())
+    }
+
+    fn remove(&self, site: &ProbeSite<'_, Paged>) {
+        black_box(site.addr());
+    }
+}
+
 /// The longest times of a run.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Run {
@@ -110,7 +124,8 @@ pub(super) struct Bed {
     busy: SpaceHandle<Paged>,
     elsewhere: SpaceHandle<Paged>,
     /// They map the probed file.
-    traced: Vec<SpaceHandle<Paged>>,
+    _traced: Vec<SpaceHandle<Paged>>,
+    file: Arc<OpenFile>,
     dups: Arc<ByRole>,
     home: Arc<ByRole>,
     /// Of the tracer, so far. Relaxed: one thread's.
@@ -157,25 +172,23 @@ impl Bed {
             is_control: way == Way::Control,
             busy,
             elsewhere,
-            traced,
+            _traced: traced,
+            file,
             dups,
             home,
             steps: AtomicU32::new(0),
         })
     }
 
-    /// Attaches one probe, or detaches it: no dup is under way in the system meanwhile, and each mapping of the file is looked at
-    /// under its space's lock.
-    fn attach(&self) -> Result<(), R2Error> {
-        let quiesced = self.system.quiesce_dups(Wait::forever())?;
-        for space in &self.traced {
-            // Nobody else uses them.
-            if let Some(layout) = space.try_write() {
-                black_box(layout.find(PROBED).is_some());
-            }
-        }
-        drop(quiesced);
-        Ok(())
+    /// Attaches a probe: in each of the spaces that map the file it's installed when this returns.
+    fn attach(&self, number: usize) -> Result<ProbeHandle<Paged>, R2Error> {
+        let offset = number as u64 * PAGE;
+        let probe = Arc::new(Breakpoint);
+        let file = self.file.object();
+        let attached = self
+            .system
+            .register_probe(file, offset, probe, Wait::forever());
+        Ok(attached?)
     }
 
     /// Maps and unmaps as the source's load: the lock is held until all pages are there, and shared until they are gone.
@@ -279,16 +292,13 @@ impl Bed {
             thread::sleep(self.pause(beside));
             beside.go_on();
             let begin = Instant::now();
-            for _ in 0..probes {
-                self.attach()?;
-            }
+            let attached = (0..probes).map(|number| self.attach(number));
+            let attached = attached.collect::<Result<Vec<_>, _>>()?;
             attach = attach.max(begin.elapsed());
             beside.go_on();
             thread::sleep(self.pause(beside));
             beside.go_on();
-            for _ in 0..probes {
-                self.attach()?;
-            }
+            attached.into_iter().for_each(ProbeHandle::unregister);
             beside.go_on();
         }
         // So that a wait of A's for its own lock has been seen.

@@ -17,6 +17,9 @@
 //! After each call A's thread sleeps for a moment: it would have the lock again before whoever waits for it is awake, up to 32 times
 //! ([`vma_rcu::rwsem`]), and make the nested order look worse than Linux's, whose lock is handed over after 4 ms.
 //!
+//! A probe is detached without waiting for dups, unlike Linux's: it knows where it is. So what is beside a detach has nothing to wait for in
+//! either order.
+//!
 //! A sample is the longest time of a run of attaches and detaches, each at another point of A's loop. A dup in B counts where it is beside
 //! an attach or a detach: that's what B may have to wait for, and as much of it with each size. The longest one of the whole run is
 //! shown as well; the longer the run, the more often others have had the core.
