@@ -1,4 +1,4 @@
-//! Lookups in signal handlers that interrupt pins, lookups, transactions and the allocator.
+//! Lookups in signal handlers that interrupt pins, lookups, transactions and the allocator. (X16: a lookup never waits for who was interrupted.)
 #![cfg(all(unix, not(loom)))]
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
