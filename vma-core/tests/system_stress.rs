@@ -1,5 +1,6 @@
-//! Many threads create spaces, dup them, look for them, keep them, print them all, end them and keep dups out, all at once. In the end
-//! nobody is registered, every frame is back and the indexes of files are empty.
+//! Many threads create spaces, dup them, look for them, keep them, print them all, end them and keep dups out, attach probes, listen to
+//! what becomes invalid and die as monitors that forks wait for, all at once. In the end
+//! nobody is registered, every frame is back, the indexes of files are empty and who was told of something was told of its end.
 //!
 //! `VMA_STRESS_SECONDS` says how long (1 if it isn't set).
 
@@ -17,8 +18,9 @@ use std::time::{Duration, Instant};
 use memory::{PAGE, RW};
 use vma_core::paged::{FramePool, Paged};
 use vma_core::{
-    AccessMode, AddressSpace, CancelToken, FileKind, FileObject, ForkError, GaveUp, MapFlags,
-    MapRequest, OpenFile, Prot, SpaceConfig, SpaceHandle, System, SystemConfig, Wait,
+    AccessMode, AddressSpace, CancelToken, Errno, FileKind, FileObject, ForkError, GaveUp,
+    Invalidation, MapFlags, MapRequest, Monitor, MonitorFeatures, MonitorModes, Notifier, OpenFile,
+    Probe, ProbeSite, Prot, SpaceConfig, SpaceHandle, System, SystemConfig, VmRange, Wait,
     WeakSpaceHandle,
 };
 
@@ -62,6 +64,10 @@ struct World {
     walks: AtomicU64,
     quiets: AtomicU64,
     given_up: AtomicU64,
+    /// Probes that were somewhere, notifiers that heard something, events that were read.
+    probed: AtomicU64,
+    heard: AtomicU64,
+    events: AtomicU64,
     /// Only under the exclusive side of the dup semaphore.
     quiet: AtomicU64,
 }
@@ -88,6 +94,9 @@ impl World {
             walks: AtomicU64::new(0),
             quiets: AtomicU64::new(0),
             given_up: AtomicU64::new(0),
+            probed: AtomicU64::new(0),
+            heard: AtomicU64::new(0),
+            events: AtomicU64::new(0),
             quiet: AtomicU64::new(0),
         }
     }
@@ -141,15 +150,15 @@ fn call(world: &World, seed: u64) {
             1..4 => dup(world, &mut random),
             4 => {
                 if let Some(space) = world.kept(random.below(99)) {
-                    let kind = if random.below(2) == 0 {
-                        MapFlags::SHARED
-                    } else {
-                        MapFlags::PRIVATE
+                    let (kind, prot) = match random.below(3) {
+                        0 => (MapFlags::SHARED, RW),
+                        1 => (MapFlags::PRIVATE, RW),
+                        _ => (MapFlags::PRIVATE, Prot::READ | Prot::EXEC),
                     };
                     let request = MapRequest {
                         flags: kind,
                         file: Some(world.file.clone()),
-                        ..MapRequest::anonymous((1 + random.below(FILE_PAGES)) * PAGE, RW)
+                        ..MapRequest::anonymous((1 + random.below(FILE_PAGES)) * PAGE, prot)
                     };
                     if let Ok(at) = space.map(&request) {
                         let _ = space.accessor().store_u8(at, 1);
@@ -246,6 +255,115 @@ fn walk(world: &World) {
     }
 }
 
+/// What is begun and ended in turn, at each place or of each range.
+#[derive(Default)]
+struct Balance {
+    begun: AtomicU64,
+    ended: AtomicU64,
+}
+
+impl Probe<Paged> for Balance {
+    fn install(&self, _: &ProbeSite<'_, Paged>) -> Result<(), Errno> {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn remove(&self, _: &ProbeSite<'_, Paged>) {
+        self.ended.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Notifier for Balance {
+    fn invalidate_start(&self, _: &Invalidation) {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn invalidate_end(&self, _: &Invalidation) {
+        self.ended.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Balance {
+    fn check(&self) {
+        let ended = self.ended.load(Ordering::Relaxed);
+        assert_eq!(self.begun.load(Ordering::Relaxed), ended);
+    }
+}
+
+/// Attaches a probe to a page that spaces map to execute, and detaches it.
+fn trace(world: &World) {
+    let mut random = Random::new(77);
+    while !world.stopped() {
+        let probe = Arc::new(Balance::default());
+        let offset = random.below(FILE_PAGES) * PAGE;
+        let wait = Wait::at_most(Duration::from_millis(50));
+        let object = world.file.object();
+        if let Ok(handle) = world
+            .system
+            .register_probe(object, offset, probe.clone(), wait)
+        {
+            thread::sleep(Duration::from_micros(random.below(300)));
+            handle.unregister();
+            world.probed.fetch_add(
+                u64::from(probe.begun.load(Ordering::Relaxed) > 0),
+                Ordering::Relaxed,
+            );
+        }
+        // Nobody else has it: calls that were to see to it have.
+        probe.check();
+    }
+}
+
+/// Hears what becomes invalid in a space, for a while.
+fn listen(world: &World) {
+    let mut random = Random::new(78);
+    while !world.stopped() {
+        let Some(space) = world.kept(random.below(99)) else {
+            continue;
+        };
+        let notifier = Arc::new(Balance::default());
+        let all = VmRange {
+            start: 0,
+            end: 1 << 47,
+        };
+        let registered = space.register_notifier(all, notifier.clone());
+        thread::sleep(Duration::from_micros(random.below(300)));
+        drop(registered);
+        let heard = notifier.begun.load(Ordering::Relaxed) > 0;
+        world.heard.fetch_add(u64::from(heard), Ordering::Relaxed);
+        drop(space);
+    }
+}
+
+/// Asked and told of a range of a space, reads some of it, and dies: nobody waits for it any more.
+fn watch(world: &World) {
+    let mut random = Random::new(79);
+    let features = MonitorFeatures::EVENT_FORK | MonitorFeatures::EVENT_UNMAP;
+    while !world.stopped() {
+        let Some(space) = world.kept(random.below(99)) else {
+            continue;
+        };
+        let monitor = Monitor::new(features).unwrap();
+        let Ok(at) = space.map(&MapRequest::anonymous(4 * PAGE, RW)) else {
+            continue;
+        };
+        let modes = MonitorModes::MISSING;
+        let is_there = space.register_monitor(at, 4 * PAGE, &monitor, modes);
+        if is_there.is_ok() {
+            for _ in 0..random.below(4) {
+                let wait = Wait::at_most(Duration::from_micros(200));
+                if let Ok(event) = monitor.read_event(wait) {
+                    world.events.fetch_add(1, Ordering::Relaxed);
+                    drop(event);
+                }
+            }
+        }
+        drop(monitor);
+        // Others may have unmapped or ended it.
+        let _ = space.unmap(at, 4 * PAGE);
+    }
+}
+
 fn quiesce(world: &World) {
     while !world.stopped() {
         if let Ok(guard) = world
@@ -276,6 +394,9 @@ fn nothing_is_left_of_spaces_that_came_and_went() {
         scope.spawn(|| walk(&world));
         scope.spawn(|| quiesce(&world));
         scope.spawn(|| quiesce(&world));
+        scope.spawn(|| trace(&world));
+        scope.spawn(|| listen(&world));
+        scope.spawn(|| watch(&world));
         let until = Instant::now() + time;
         while Instant::now() < until {
             thread::sleep(Duration::from_millis(20));
@@ -288,6 +409,9 @@ fn nothing_is_left_of_spaces_that_came_and_went() {
         ("walks", &world.walks),
         ("quiets", &world.quiets),
         ("given up", &world.given_up),
+        ("probes", &world.probed),
+        ("invalidations", &world.heard),
+        ("events", &world.events),
     ] {
         assert!(count.load(Ordering::Relaxed) > 0, "no {name}");
     }
