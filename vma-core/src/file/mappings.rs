@@ -300,12 +300,14 @@ impl FileObject {
         mut f: impl FnMut(Arc<dyn Mapper>, Part),
     ) {
         self.for_each_tenant(pages, |tenant, (first, end)| {
-            // A space that is going needs no seeing to.
-            let Some(space) = tenant.space.upgrade() else {
-                return;
-            };
             let pages = pages.start.max(first)..pages.end.min(end);
-            tenant.for_each(&pages, |part| f(Arc::clone(&space), part));
+            let mut space = None;
+            tenant.for_each(&pages, |part| {
+                // A space that is going needs no seeing to. `f` has it as well: it doesn't end here.
+                if let Some(space) = space.get_or_insert_with(|| tenant.space.upgrade()) {
+                    f(Arc::clone(space), part);
+                }
+            });
         });
     }
 
