@@ -57,7 +57,7 @@ fn clean(object: &FileObject, space: &Space) -> Option<u64> {
 #[test]
 fn a_store_beside_a_clean_is_written_or_leaves_a_mark() {
     for before in [None, Some(Access::Read), Some(Access::Write)] {
-        model(None, move || {
+        model(Some(2), move || {
             let mut world = World::new();
             let (object, space) = mapped(&mut world);
             let mut cpu = Cpu::new(&space);
