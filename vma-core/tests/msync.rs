@@ -161,14 +161,15 @@ fn no_lock_of_the_space_is_held_while_a_file_is_written_to() {
     #[derive(Debug, Default)]
     struct Unmapping {
         memory: MemFile,
-        space: OnceLock<Arc<AddressSpace<Paged>>>,
+        /// Weakly: the space has the file.
+        space: OnceLock<std::sync::Weak<AddressSpace<Paged>>>,
     }
     impl vma_core::FileBackend for Unmapping {
         fn read(&self, offset: u64, into: &mut [u8]) -> Result<usize, Errno> {
             self.memory.read(offset, into)
         }
         fn write(&self, offset: u64, from: &[u8]) -> Result<(), Errno> {
-            let space = self.space.get().unwrap();
+            let space = self.space.get().unwrap().upgrade().unwrap();
             space.unmap(AT, PAGE).unwrap();
             assert!(space.protect(AT + PAGE, PAGE, Prot::READ).is_ok());
             self.memory.write(offset, from)
@@ -189,7 +190,7 @@ fn no_lock_of_the_space_is_held_while_a_file_is_written_to() {
         AccessMode::ReadWrite,
     );
     let space = Arc::new(space(&FramePool::default()));
-    unmapping.space.set(space.clone()).unwrap();
+    unmapping.space.set(Arc::downgrade(&space)).unwrap();
     map_fixed(&space, AT, &file, MapFlags::SHARED);
     map_at(&space, AT + PAGE, 1);
     space.accessor().store_u8(AT, 50).unwrap();
