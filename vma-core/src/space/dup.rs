@@ -376,8 +376,11 @@ impl<B: Backend> AddressSpace<B> {
     ///
     /// Source: `dup_mmap()` in mm/mmap.c.
     pub fn dup(&self) -> Result<AddressSpace<B>, DupError> {
-        self.write_to(notify::everything, InvalidationReason::ProtectPage)
-            .dup()
+        let mut guard = self.write_to(notify::everything, InvalidationReason::ProtectPage);
+        let child = guard.dup();
+        // By itself: what is returned is forgotten when a callback panics at the guard's end.
+        drop(guard);
+        child
     }
 
     /// A copy that is the same in everything, identities, locks and counters included: to try a call and go back.
@@ -388,6 +391,9 @@ impl<B: Backend> AddressSpace<B> {
     where
         B: Clone,
     {
-        self.write().checkpoint()
+        let mut guard = self.write();
+        let copy = guard.checkpoint();
+        drop(guard);
+        copy
     }
 }
