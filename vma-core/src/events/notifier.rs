@@ -24,7 +24,7 @@ use vma_rcu::sync::Mutex;
 use vma_rcu::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
 use crate::addr::VmRange;
-use crate::space::rethrow;
+use crate::space::{discard, rethrow};
 
 /// Why translations no longer hold. Source: `enum mmu_notifier_event`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -283,9 +283,8 @@ impl Started {
                 };
                 let told = catch_unwind(AssertUnwindSafe(|| f(&*one.notifier, &invalidation)));
                 if let Err(panic) = told {
-                    // What a later one carries isn't dropped: its destructor could panic as well.
                     match &self.panic {
-                        Some(_) => std::mem::forget(panic),
+                        Some(_) => discard(panic),
                         None => self.panic = Some(panic),
                     }
                 }

@@ -245,7 +245,7 @@ impl Work {
         let mut first = None;
         for started in self.started {
             match started.end() {
-                Some(panic) if first.is_some() => mem::forget(panic),
+                Some(panic) if first.is_some() => discard(panic),
                 panic => first = first.or(panic),
             }
         }
@@ -281,11 +281,17 @@ impl Work {
     }
 }
 
+/// Drops what a panic carries, whose destructor may panic as well.
+pub(crate) fn discard(panic: Box<dyn Any + Send>) {
+    if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
+        mem::forget(again);
+    }
+}
+
 /// Goes on with a panic that was held up, unless there is one under way already.
 pub(crate) fn rethrow(panic: Box<dyn Any + Send>) {
     if thread::panicking() {
-        // What it carries isn't dropped: its destructor could panic as well.
-        mem::forget(panic);
+        discard(panic);
     } else {
         resume_unwind(panic);
     }

@@ -70,8 +70,8 @@ pub(crate) use self::fault::Need;
 pub use self::fault::{Access, FaultError};
 #[cfg(all(test, loom))]
 pub(crate) use self::gate::fence_before_tables;
-pub(crate) use self::guard::rethrow;
 pub use self::guard::{ReadGuard, WriteGuard};
+pub(crate) use self::guard::{discard, rethrow};
 pub use self::lock::LockError;
 pub use self::map::{MapError, MapRequest};
 pub use self::maps::{MapsEntry, MapsName};
