@@ -7,14 +7,15 @@ mod memory;
 mod scan;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use memory::{PAGE, RW};
 use proptest::prelude::*;
 use scan::assert_exact;
 use vma_core::paged::FramePool;
 use vma_core::{
-    Access, AccessMode, AddressSpace, Advice, Backend, FileKind, FileObject, MapFlags, MapRequest,
-    OpenFile, Prot, RemapFlags, RemapRequest, SpaceConfig,
+    Access, AccessMode, AddressSpace, Advice, Backend, Errno, FileKind, FileObject, MapFlags,
+    MapRequest, OpenFile, Prot, RemapFlags, RemapRequest, SpaceConfig, Wait,
 };
 
 const AT: u64 = 0x10_0000_0000;
@@ -248,6 +249,30 @@ fn a_call_that_fails_leaves_the_index_as_it_was() {
     spaces[0]
         .map(&request(&file, 10, 1, 0, true, RW))
         .unwrap_err();
+    assert_eq!(file.object().mappings(0..u64::MAX), before);
+    assert_exact(file.object(), &spaces);
+}
+
+/// One that has entered what comes, and gives up on who keeps what goes.
+#[test]
+fn a_call_that_gives_up_leaves_the_index_as_it_was() {
+    let file = file(12);
+    let spaces = [AddressSpace::new(SpaceConfig::default()).unwrap()];
+    let [space] = &spaces;
+    space.map(&request(&file, 0, 2, 0, true, RW)).unwrap();
+    let before = file.object().mappings(0..u64::MAX);
+    let reader = space.register();
+    let kept = space.lock_vma(addr(0), &reader.pin()).unwrap().unwrap();
+    let error = std::thread::scope(|scope| {
+        let replacing = scope.spawn(|| {
+            let soon = Wait::at_most(Duration::from_millis(20));
+            let mut guard = space.write_with(soon).unwrap();
+            guard.map(&request(&file, 0, 2, 6, true, RW)).unwrap_err()
+        });
+        replacing.join().unwrap()
+    });
+    assert_eq!(error.errno(), Errno::EINTR);
+    drop(kept);
     assert_eq!(file.object().mappings(0..u64::MAX), before);
     assert_exact(file.object(), &spaces);
 }
