@@ -153,7 +153,7 @@ fn prot(write: bool) -> Prot {
     }
 }
 
-fn space(pool: &FramePool) -> AddressSpace<Paged> {
+fn new_space(pool: &FramePool) -> AddressSpace<Paged> {
     let backend = Paged::new(Arc::new(pool.clone()));
     AddressSpace::with_backend(SpaceConfig::default(), &Domain::default(), backend)
         .expect("the default configuration is valid")
@@ -203,7 +203,7 @@ impl World {
         let pool = FramePool::default();
         let object = FileObject::builder(FileKind::Shmem, "f").frames(Arc::new(pool.clone()));
         World {
-            spaces: [(); SPACES].map(|()| space(&pool)),
+            spaces: [(); SPACES].map(|()| new_space(&pool)),
             models: [(); SPACES].map(|()| std::array::from_fn(|_| None)),
             file: File {
                 open: OpenFile::new(object.build(), AccessMode::ReadWrite),
@@ -296,7 +296,7 @@ impl World {
                 self.compare(into);
             }
             Op::Exit => {
-                self.spaces[who] = space(&self.pool);
+                self.spaces[who] = new_space(&self.pool);
                 self.models[who].fill(None);
             }
             Op::Truncate { pages, inside } => {
