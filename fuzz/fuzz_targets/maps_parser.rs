@@ -29,9 +29,14 @@ fn flags(line: &MapLine) -> VmaFlags {
     have.fold(VmaFlags::MAY, |flags, (_, flag)| flags | *flag)
 }
 
-/// The line as a mapping, if a space can have it: `[vsyscall]` is beyond it, and offsets are of whole pages, and of files.
+/// The line as a mapping, if a space can have it: `[vsyscall]` is beyond it, offsets are of whole pages, and of files, and a file
+/// has a name.
 fn mapping(line: &MapLine, task_size: u64) -> Option<SpecialMapping> {
-    let shown = line.offset.is_multiple_of(PAGE) && (line.has_file() || line.offset == 0);
+    let shown = if line.has_file() {
+        line.offset.is_multiple_of(PAGE) && !line.name.is_empty()
+    } else {
+        line.offset == 0
+    };
     if line.end > task_size || !shown {
         return None;
     }
