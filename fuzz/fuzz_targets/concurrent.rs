@@ -20,6 +20,8 @@ const WINDOW: u64 = 12;
 const HEAP: u64 = AT + 8 * PAGE;
 /// Calls of a thread: 70 orders at the most.
 const CALLS: usize = 4;
+/// Calls that are made before, at the most.
+const BEFORE: usize = 5;
 
 /// Calls of one step each. Not mlock and `MAP_POPULATE`: they fault pages in after the change, and others may come between.
 #[derive(Arbitrary, Clone, Debug)]
@@ -92,9 +94,10 @@ type Timed = (u8, Op);
 struct Input {
     /// Mappings at the limit are refused.
     few: bool,
-    before: Vec<Op>,
-    first: Vec<Timed>,
-    second: Vec<Timed>,
+    /// How many of each are made.
+    counts: [u8; 3],
+    before: [Op; BEFORE],
+    threads: [[Timed; CALLS]; 2],
 }
 
 /// What a call gave.
@@ -130,7 +133,8 @@ impl World {
         let object = FileObject::builder(FileKind::Regular, "f").len(8 * PAGE);
         let file = OpenFile::new(object.build(), AccessMode::ReadWrite);
         let world = World { space, file };
-        for op in input.before.iter().take(6) {
+        let before = usize::from(input.counts[2]) % (BEFORE + 1);
+        for op in &input.before[..before] {
             world.call(op);
         }
         world
@@ -283,7 +287,7 @@ fn together(input: &Input, first: &[Timed], second: &[Timed]) -> Seen {
     let start = |calls| {
         arrived.fetch_add(1, Ordering::Relaxed);
         while arrived.load(Ordering::Relaxed) < 2 {
-            spin_loop();
+            thread::yield_now();
         }
         world.calls(calls)
     };
@@ -307,14 +311,14 @@ fn one_by_one(input: &Input, threads: [&[Timed]; 2], order: u32) -> Seen {
 }
 
 fuzz_target!(|input: Input| {
-    let cut = |calls: &Vec<Timed>| calls.iter().take(CALLS).cloned().collect::<Vec<_>>();
-    let (first, second) = (cut(&input.first), cut(&input.second));
-    let seen = together(&input, &first, &second);
+    let calls = |who: usize| &input.threads[who][..usize::from(input.counts[who]) % (CALLS + 1)];
+    let (first, second) = (calls(0), calls(1));
+    let seen = together(&input, first, second);
     let calls = first.len() + second.len();
     let mut orders =
         (0..1 << calls).filter(|order: &u32| order.count_ones() as usize == second.len());
     assert!(
-        orders.any(|order| one_by_one(&input, [&first, &second], order) == seen),
+        orders.any(|order| one_by_one(&input, [first, second], order) == seen),
         "no order explains {seen:#?}"
     );
 });
