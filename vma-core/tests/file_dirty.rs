@@ -4,12 +4,14 @@
 
 #[path = "memory/mod.rs"]
 mod memory;
+mod random;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use memory::{PAGE, RW, backed, backed_by, map, map_file, space};
+use random::stress_time;
 use vma_core::paged::{FramePool, Paged};
 use vma_core::{
     Access, AccessMode, AddressSpace, Advice, Errno, FileBackend as _, FileIoError, FileKind,
@@ -358,15 +360,6 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// A second, or as many as `VMA_STRESS_SECONDS` says.
-fn stress_end() -> Instant {
-    let seconds = std::env::var("VMA_STRESS_SECONDS").ok();
-    let seconds = seconds
-        .and_then(|seconds| seconds.parse().ok())
-        .unwrap_or(1);
-    Instant::now() + Duration::from_secs(seconds)
-}
-
 /// C16: counters in pages of a file, counted up through mappings that come, go, move and change their rights, beside syncs and evictions.
 /// A page whose counter is above what it was at a sync is dirty or being written; what a finished store has counted is in the
 /// backend after a sync that began later.
@@ -390,7 +383,7 @@ fn no_store_is_lost_beside_syncs() {
     for space in &spaces {
         space.map(&fixed(AT[0])).unwrap();
     }
-    let end = stress_end();
+    let end = Instant::now() + stress_time();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let _stop = Stop(&stop);

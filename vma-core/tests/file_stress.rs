@@ -8,6 +8,7 @@
 
 #[path = "memory/mod.rs"]
 mod memory;
+mod random;
 mod scan;
 mod watchdog;
 
@@ -16,6 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use memory::{PAGE, RW};
+use random::{Random, stress_time};
 use vma_core::paged::{FramePool, Paged};
 use vma_core::{
     AccessMode, AddressSpace, Advice, FaultError, FileKind, FileObject, MapFlags, MapRequest,
@@ -29,22 +31,6 @@ const SPACES: usize = 4;
 const FILES: usize = 3;
 const FILE_PAGES: u64 = 48;
 const CALLERS: u64 = 3;
-
-/// xorshift.
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64) -> Self {
-        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % n
-    }
-}
 
 type Space = Arc<AddressSpace<Paged>>;
 
@@ -208,8 +194,7 @@ fn nothing_beyond(world: &World, file: &FileObject, space: &Space, pages: u64) {
 
 #[test]
 fn indexes_are_exact_when_all_is_quiet_again_and_nothing_reaches_past_an_end() {
-    let seconds = std::env::var("VMA_STRESS_SECONDS").ok();
-    let time = Duration::from_secs(seconds.map_or(1, |text| text.parse().unwrap()));
+    let time = stress_time();
     let _watchdog = watchdog::watch(time * 3 + Duration::from_mins(1));
     let world = World::new();
     std::thread::scope(|scope| {

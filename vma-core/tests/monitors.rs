@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
 mod memory;
+mod random;
 mod uffd;
 mod watchdog;
 
@@ -12,6 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use memory::{PAGE, RW, check, map, map_at, map_file, populate, space};
+use random::stress_time;
 use uffd::{Kernel, Kind, Op, Outcome};
 use vma_core::paged::{FramePool, Paged};
 use vma_core::{
@@ -867,21 +869,16 @@ fn protection_moves_with_its_page() {
 
 // --- All at once ---
 
-fn seconds() -> u64 {
-    let seconds = std::env::var("VMA_STRESS_SECONDS").ok();
-    seconds.and_then(|text| text.parse().ok()).unwrap_or(2)
-}
-
 /// Threads that access, one that answers, one that changes the layout, and monitors that die and follow each other: all of them come to
 /// their end, and no access sees what nobody has put there.
 #[test]
 fn everybody_goes_on() {
-    let _watchdog = watchdog::watch(Duration::from_secs(seconds() + 120));
+    let _watchdog = watchdog::watch(stress_time() + Duration::from_mins(2));
     let pool = FramePool::default();
     let space = space(&pool);
     let pages = 16;
     let addr = map(&space, pages);
-    let end = Instant::now() + Duration::from_secs(seconds());
+    let end = Instant::now() + stress_time();
     let (running, answered) = (AtomicBool::new(true), AtomicU64::new(0));
     thread::scope(|scope| {
         let mut others = Vec::new();

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
 mod memory;
+mod random;
 mod watchdog;
 
 use std::collections::HashMap;
@@ -13,6 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use memory::{PAGE, RW, file, map, map_at, map_file, populate, space};
+use random::stress_time;
 use vma_core::paged::{Accessor, FramePool, Paged};
 use vma_core::{
     Access, AddressSpace, Advice, Invalidation, InvalidationReason as Reason, MapFlags, MapRequest,
@@ -542,16 +544,11 @@ fn what_is_translated_beside_an_invalidation_isnt_kept() {
     assert!(registration.read_retry(page, sequence), "nobody knows");
 }
 
-fn seconds() -> u64 {
-    let seconds = std::env::var("VMA_STRESS_SECONDS").ok();
-    seconds.and_then(|text| text.parse().ok()).unwrap_or(2)
-}
-
 /// A shadow never shows what a call that has returned has taken away.
 #[test]
 fn a_shadow_shows_nothing_old() {
     const BUSY: u64 = 0;
-    let _watchdog = watchdog::watch(Duration::from_secs(seconds() + 120));
+    let _watchdog = watchdog::watch(stress_time() + Duration::from_mins(2));
     let pool = FramePool::default();
     let space = space(&pool);
     let pages = 4;
@@ -561,7 +558,7 @@ fn a_shadow_shows_nothing_old() {
     // What a page holds: twice a number that is stored there, and 1 more when it has been taken away again.
     let holds: Vec<AtomicU64> = (0..pages).map(|_| AtomicU64::new(1)).collect();
     let shown = AtomicU64::new(0);
-    let end = Instant::now() + Duration::from_secs(seconds());
+    let end = Instant::now() + stress_time();
     let translate = |turn: u64, cpu: &mut Accessor<'_>| {
         let page = turn % pages;
         let start = addr + page * PAGE;

@@ -9,10 +9,13 @@
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
+mod random;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use random::{Random, stress_time};
 use vma_core::paged::{Accessor, FramePool, Paged};
 use vma_core::{
     AccessMode, AddressSpace, Advice, Domain, FaultError, FileKind, FileObject, MapFlags,
@@ -35,22 +38,6 @@ const UNMAPPED: u64 = 2;
 const DENIED: u64 = 3;
 const BEYOND: u64 = 4;
 const MODES: u64 = 8;
-
-/// xorshift.
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64) -> Self {
-        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % n
-    }
-}
 
 struct World {
     space: AddressSpace<Paged>,
@@ -306,8 +293,7 @@ impl Drop for StopOnPanic<'_> {
 
 #[test]
 fn no_access_finds_what_a_call_has_forbidden() {
-    let seconds = std::env::var("VMA_STRESS_SECONDS");
-    let seconds: u64 = seconds.map_or(1, |text| text.parse().unwrap());
+    let time = stress_time();
     let pool = FramePool::default();
     {
         let world = &World::new(&pool);
@@ -324,7 +310,7 @@ fn no_access_finds_what_a_call_has_forbidden() {
             run(Box::new(|| world.anonymous_owner(PAGES / 2..PAGES, 4)));
             run(Box::new(|| world.file_owner()));
             run(Box::new(|| world.forks()));
-            let until = Instant::now() + Duration::from_secs(seconds);
+            let until = Instant::now() + time;
             while Instant::now() < until && !world.is_over() {
                 std::thread::sleep(Duration::from_millis(20));
             }
@@ -340,8 +326,7 @@ fn no_access_finds_what_a_call_has_forbidden() {
 }
 
 fn run_for(threads: Vec<Box<dyn FnMut() + Send + '_>>) {
-    let seconds = std::env::var("VMA_STRESS_SECONDS").map_or(0.7, |text| text.parse().unwrap());
-    let until = Instant::now() + Duration::from_secs_f64(seconds);
+    let until = Instant::now() + stress_time();
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for mut thread in threads {

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
 mod probed;
+mod random;
 mod watchdog;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,6 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use probed::{Log, PAGE, RX, scan, text};
+use random::{Random, stress_time};
 use vma_core::paged::{FramePool, Paged};
 use vma_core::{
     Errno, MapFlags, MapRequest, OpenFile, Probe, ProbeError, ProbeHandle, ProbeSite, Prot,
@@ -26,22 +28,6 @@ const TRACERS: u64 = 2;
 const FILE_PAGES: u64 = 6;
 const ARENA: u64 = 16;
 const AT: u64 = 0x1_0000_0000;
-
-/// xorshift.
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64) -> Self {
-        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % n
-    }
-}
 
 type Handle = SpaceHandle<Paged>;
 
@@ -273,8 +259,7 @@ fn trace(world: &Arc<World>, seed: u64) {
 
 #[test]
 fn probes_are_everywhere_or_nowhere() {
-    let seconds = std::env::var("VMA_STRESS_SECONDS").ok();
-    let time = Duration::from_secs(seconds.map_or(1, |text| text.parse().unwrap()));
+    let time = stress_time();
     let _watchdog = watchdog::watch(time * 3 + Duration::from_mins(1));
     let world = Arc::new(World::new());
     let log = Log::new();

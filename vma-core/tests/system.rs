@@ -3,6 +3,7 @@
 
 #[path = "memory/mod.rs"]
 mod memory;
+mod owner;
 mod watchdog;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,11 +13,11 @@ use std::thread;
 use std::time::Duration;
 
 use memory::{PAGE, RW, populate};
+use owner::followed;
 use vma_core::paged::{FrameAllocator, FramePool, NewFrame, Paged};
 use vma_core::{
     AccessMode, AddressSpace, CreateError, Domain, Errno, FileKind, FileObject, MapFlags,
-    MapRequest, MappingHooks, OpenFile, Prot, RegisterError, SpaceConfig, SpaceHandle, System,
-    SystemConfig, VmRange,
+    MapRequest, OpenFile, Prot, RegisterError, SpaceConfig, SpaceHandle, System, SystemConfig,
 };
 
 const AT: u64 = 0x1000_0000;
@@ -41,32 +42,6 @@ fn ids(system: &System) -> Vec<u32> {
     let reader = system.register();
     let guard = reader.pin();
     system.iter(0, &guard).map(|it| it.id().get()).collect()
-}
-
-/// Tells a closure of what happens to mappings.
-struct Told<F>(F);
-
-impl<F: Fn(bool) + Send + Sync + 'static> MappingHooks for Told<F> {
-    fn has_close(&self) -> bool {
-        true
-    }
-
-    fn opened(&self, _: VmRange) {
-        (self.0)(true);
-    }
-
-    fn closed(&self, _: VmRange) {
-        (self.0)(false);
-    }
-}
-
-/// A file whose owner hears of its mappings.
-fn followed(told: impl Fn(bool) + Send + Sync + 'static) -> Arc<OpenFile> {
-    let object = FileObject::builder(FileKind::Shmem, "followed")
-        .len(8 * PAGE)
-        .hooks(Arc::new(Told(told)))
-        .build();
-    OpenFile::new(object, AccessMode::ReadWrite)
 }
 
 fn map_file<B: vma_core::Backend>(space: &AddressSpace<B>, file: &Arc<OpenFile>, at: u64) {

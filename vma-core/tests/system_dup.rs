@@ -3,6 +3,7 @@
 
 #[path = "memory/mod.rs"]
 mod memory;
+mod owner;
 mod watchdog;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,11 +13,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use memory::{PAGE, RW, populate};
+use owner::followed;
 use vma_core::paged::{FramePool, Paged};
 use vma_core::{
-    Access, AccessMode, AddressSpace, CancelToken, DupError, Errno, FileKind, FileObject,
-    ForkError, GaveUp, LockTimes, MapFlags, MapRequest, MappingHooks, OpenFile, Overcommit,
-    RegisterError, SpaceConfig, SpaceHandle, System, SystemConfig, VmRange, Wait,
+    Access, AddressSpace, CancelToken, DupError, Errno, ForkError, GaveUp, LockTimes, MapFlags,
+    MapRequest, OpenFile, Overcommit, RegisterError, SpaceConfig, SpaceHandle, System,
+    SystemConfig, Wait,
 };
 
 const SOON: Duration = Duration::from_millis(30);
@@ -62,30 +64,6 @@ impl Drop for Busy {
         let _ = self.stop.send(());
         self.thread.take().unwrap().join().unwrap();
     }
-}
-
-struct Told<F>(F);
-
-impl<F: Fn(bool) + Send + Sync + 'static> MappingHooks for Told<F> {
-    fn has_close(&self) -> bool {
-        true
-    }
-
-    fn opened(&self, _: VmRange) {
-        (self.0)(true);
-    }
-
-    fn closed(&self, _: VmRange) {
-        (self.0)(false);
-    }
-}
-
-fn followed(told: impl Fn(bool) + Send + Sync + 'static) -> Arc<OpenFile> {
-    let object = FileObject::builder(FileKind::Shmem, "followed")
-        .len(8 * PAGE)
-        .hooks(Arc::new(Told(told)))
-        .build();
-    OpenFile::new(object, AccessMode::ReadWrite)
 }
 
 fn map_file(space: &AddressSpace, file: &Arc<OpenFile>) {

@@ -8,6 +8,7 @@
 
 #[path = "memory/mod.rs"]
 mod memory;
+mod random;
 mod watchdog;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,6 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use memory::{PAGE, RW};
+use random::{Random, stress_time};
 use vma_core::paged::{FramePool, Paged};
 use vma_core::{
     AccessMode, AddressSpace, CancelToken, Errno, FileKind, FileObject, ForkError, GaveUp,
@@ -29,22 +31,6 @@ const ID_LIMIT: u32 = 40;
 const KEPT: usize = 12;
 const CALLERS: u64 = 3;
 const FILE_PAGES: u64 = 16;
-
-/// xorshift.
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64) -> Self {
-        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % n
-    }
-}
 
 type Handle = SpaceHandle<Paged>;
 
@@ -382,8 +368,7 @@ fn quiesce(world: &World) {
 
 #[test]
 fn nothing_is_left_of_spaces_that_came_and_went() {
-    let seconds = std::env::var("VMA_STRESS_SECONDS").ok();
-    let time = Duration::from_secs(seconds.map_or(1, |text| text.parse().unwrap()));
+    let time = stress_time();
     let _watchdog = watchdog::watch(time * 3 + Duration::from_mins(1));
     let world = World::new();
     thread::scope(|scope| {
