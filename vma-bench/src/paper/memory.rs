@@ -31,6 +31,20 @@ fn left_of(max: &str, current: &str) -> Option<u64> {
     Some(max.saturating_sub(current.trim().parse().ok()?))
 }
 
+/// Whether something of a size can be measured that takes so much memory; if not a note says so.
+pub fn fits(bytes: u64, need: u64, available: Option<u64>, notes: &mut Vec<String>) -> bool {
+    let lacking = available.filter(|available| need > *available);
+    notes.extend(lacking.map(|available| {
+        format!(
+            "{} left out: that takes {} MiB, and {} MiB of memory are available",
+            size_name(bytes),
+            need >> 20,
+            available >> 20
+        )
+    }));
+    lacking.is_none()
+}
+
 /// A size as people write it: in the largest unit that it's a multiple of.
 pub fn size_name(bytes: u64) -> String {
     for (shift, unit) in [(30, "GiB"), (20, "MiB"), (10, "KiB")] {

@@ -11,7 +11,7 @@ use vma_rcu::tree::View;
 use vma_rcu::wait::Wait;
 
 use super::advise::{AdviseError, not_applicable};
-use super::{AddressSpace, WriteGuard};
+use super::{AddressSpace, Inner, WriteGuard};
 use crate::addr::{Pages, VmRange};
 use crate::anon::{AnonIds, reusable};
 use crate::backend::paged::{FrameAllocator, PAGE};
@@ -301,6 +301,20 @@ pub(super) struct Pager<'a, B> {
 }
 
 impl<'a, B: Backend> Pager<'a, B> {
+    /// Files do what they have to while the lock is held, and notifiers aren't told.
+    fn of(space: &'a AddressSpace<B>, inner: &'a Inner, config: &SpaceConfig) -> Self {
+        Pager {
+            view: space.core.tree.locked(&inner.writer),
+            ids: &space.identities,
+            pages: config.pages(),
+            backend: &space.core.backend,
+            domain: space.domain(),
+            deferred: None,
+            notifiers: &space.core.notifiers,
+            notifies: false,
+        }
+    }
+
     pub(super) fn find(&self, addr: u64) -> Option<Placed<'a>> {
         self.place(self.view.find(addr)?)
     }
@@ -628,18 +642,8 @@ impl<B: Backend> AddressSpace<B> {
     /// Calls `f` once, while the layout is stable.
     pub(super) fn with_pager_now<R>(&self, f: impl FnOnce(&Pager<'_, B>, &SpaceConfig) -> R) -> R {
         let layout = self.read();
-        let inner = layout.inner();
-        let pager = Pager {
-            view: self.core.tree.locked(&inner.writer),
-            ids: &self.identities,
-            pages: inner.config.pages(),
-            backend: &self.core.backend,
-            domain: self.domain(),
-            deferred: None,
-            notifiers: &self.core.notifiers,
-            notifies: false,
-        };
-        f(&pager, &inner.config)
+        let config = &layout.inner().config;
+        f(&Pager::of(self, layout.inner(), config), config)
     }
 
     /// Calls `f` while the layout is stable: again after a file had something to do for a page, with the lock let go of.
@@ -650,14 +654,9 @@ impl<B: Backend> AddressSpace<B> {
                 let layout = self.read();
                 let inner = layout.inner();
                 let pager = Pager {
-                    view: self.core.tree.locked(&inner.writer),
-                    ids: &self.identities,
-                    pages: inner.config.pages(),
-                    backend: &self.core.backend,
-                    domain: self.domain(),
                     deferred: Some(RefCell::new(deferred)),
-                    notifiers: &self.core.notifiers,
                     notifies: self.core.notifiers.is_any(),
+                    ..Pager::of(self, inner, &inner.config)
                 };
                 let result = f(&pager);
                 deferred = pager.deferred.map(RefCell::into_inner).unwrap_or_default();
@@ -691,16 +690,9 @@ impl<B: Backend> AddressSpace<B> {
 
 impl<B: Backend> WriteGuard<'_, B> {
     pub(super) fn pager<'a>(&'a self, config: &SpaceConfig) -> Pager<'a, B> {
-        let space = self.space;
         Pager {
-            view: space.core.tree.locked(&self.inner().writer),
-            ids: &space.identities,
-            pages: config.pages(),
-            backend: &space.core.backend,
-            domain: space.domain(),
-            deferred: None,
-            notifiers: &space.core.notifiers,
             notifies: self.notifies,
+            ..Pager::of(self.space, self.inner(), config)
         }
     }
 

@@ -141,6 +141,27 @@ impl Sync {
         }))
     }
 
+    /// Syncs file by file, with what `step` finds next.
+    fn run(mut self, mut step: impl FnMut(&mut Self) -> Step) -> Result<(), SyncError> {
+        loop {
+            match step(&mut self) {
+                Step::Done(result) => return result,
+                Step::File {
+                    file,
+                    addr,
+                    offset,
+                    len,
+                } => {
+                    let synced = file.sync_range(offset, len);
+                    synced.map_err(|error| SyncError::File { addr, error })?;
+                }
+            }
+            if self.is_over() {
+                return self.result();
+            }
+        }
+    }
+
     fn is_over(&self) -> bool {
         self.at >= self.end
     }
@@ -188,11 +209,6 @@ impl Sync {
     }
 }
 
-fn sync_file(file: &OpenFile, addr: u64, offset: u64, len: u64) -> Result<(), SyncError> {
-    let result = file.sync_range(offset, len);
-    result.map_err(|error| SyncError::File { addr, error })
-}
-
 impl<B: Backend> ReadGuard<'_, B> {
     /// As [`AddressSpace::msync`], while the guard is held: files are written to meanwhile.
     ///
@@ -200,23 +216,10 @@ impl<B: Backend> ReadGuard<'_, B> {
     /// As there.
     pub fn msync(&self, addr: u64, len: u64, flags: SyncFlags) -> Result<(), SyncError> {
         let pages = self.space.config.load().pages();
-        let Some(mut sync) = Sync::parse(pages, addr, len, flags)? else {
+        let Some(sync) = Sync::parse(pages, addr, len, flags)? else {
             return Ok(());
         };
-        loop {
-            match sync.step(self, pages) {
-                Step::Done(result) => return result,
-                Step::File {
-                    file,
-                    addr,
-                    offset,
-                    len,
-                } => sync_file(&file, addr, offset, len)?,
-            }
-            if sync.is_over() {
-                return sync.result();
-            }
-        }
+        sync.run(|sync| sync.step(self, pages))
     }
 
     /// As [`AddressSpace::mincore`].
@@ -272,24 +275,11 @@ impl<B: Backend> AddressSpace<B> {
     /// Source: `msync` in mm/msync.c.
     pub fn msync(&self, addr: u64, len: u64, flags: SyncFlags) -> Result<(), SyncError> {
         let pages = self.config.load().pages();
-        let Some(mut sync) = Sync::parse(pages, addr, len, flags)? else {
+        let Some(sync) = Sync::parse(pages, addr, len, flags)? else {
             return Ok(());
         };
-        loop {
-            let step = sync.step(&self.read(), pages);
-            match step {
-                Step::Done(result) => return result,
-                Step::File {
-                    file,
-                    addr,
-                    offset,
-                    len,
-                } => sync_file(&file, addr, offset, len)?,
-            }
-            if sync.is_over() {
-                return sync.result();
-            }
-        }
+        // The lock is let go of after each step.
+        sync.run(|sync| sync.step(&self.read(), pages))
     }
 
     /// Which pages of the range are present (mincore(2)), a byte each, 1 or 0: of a file those that its page cache has. Without a

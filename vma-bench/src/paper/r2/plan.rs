@@ -1,7 +1,7 @@
 //! What is measured how often.
 
 use super::bed::Effort;
-use crate::paper::memory::size_name;
+use crate::paper::memory::fits;
 
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
@@ -44,15 +44,7 @@ pub(super) fn plan(quick: bool, max: Option<u64>, available: Option<u64>, most: 
         if (quick && bytes > QUICK_LIMIT) || max.is_some_and(|max| bytes > max) {
             continue;
         }
-        if let Some(available) = available
-            && need(bytes) > available
-        {
-            notes.push(format!(
-                "{} left out: that takes {} MiB, and {} MiB of memory are available",
-                size_name(bytes),
-                need(bytes) / MIB,
-                available / MIB
-            ));
+        if !fits(bytes, need(bytes), available, &mut notes) {
             continue;
         }
         sizes.push(bytes);

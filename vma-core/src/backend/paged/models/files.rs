@@ -240,14 +240,16 @@ fn entered(world: &mut World, shared: bool) -> Files {
 }
 
 /// Nothing of the file is left anywhere.
-fn nothing_is_left(files: &[&Files], world: World) {
-    for files in files {
+fn nothing_is_left<const N: usize>(spaces: [Files; N], world: World) {
+    for files in &spaces {
         for at in [page(0), page(2)] {
             assert_eq!(files.space.content(at), None, "past the end");
         }
         files.space.check();
     }
     assert_eq!(world.live(), 0, "a frame is left");
+    drop(spaces);
+    world.end();
 }
 
 fn truncate(object: &Arc<FileObject>) -> thread::JoinHandle<()> {
@@ -284,7 +286,7 @@ fn a_fault_puts_in_no_page_that_its_file_lets_go_of() {
             let truncating = truncate(&files.object);
             files.space.fault(page(0), access);
             truncating.join().unwrap();
-            nothing_is_left(&[&files], world);
+            nothing_is_left([files], world);
         });
     }
 }
@@ -300,7 +302,7 @@ fn a_page_that_moves_is_let_go_of_as_well() {
             let letting_go = let_go(&files.object);
             files.remap();
             letting_go.join().unwrap();
-            nothing_is_left(&[&files], world);
+            nothing_is_left([files], world);
         });
     }
 }
@@ -316,7 +318,7 @@ fn a_child_keeps_no_page_that_its_file_lets_go_of() {
             let letting_go = let_go(&files.object);
             let child = files.dup(&mut world);
             letting_go.join().unwrap();
-            nothing_is_left(&[&files, &child], world);
+            nothing_is_left([files, child], world);
         });
     }
 }
